@@ -82,19 +82,52 @@ static int64_t reduce(const double *weights, int sources, int64_t *parts) {
 
 /* Tijdeman's chairman assignment: of the sources that have fallen far enough behind their weight,
  * the one that must be next soonest. No prefix is off by more than 1 - 1 / (2 sources - 2).
- * All numbers are multiplied by period * (2 sources - 2). */
-static int choose(const int64_t *parts, const int64_t *taken, int sources, int64_t n,
-                  int64_t period) {
-    int64_t scale = 2 * (int64_t)sources - 2;
-    int best = -1;
-    double soonest = 0;
-    for (int i = 0; i < sources; i++) {
-        int64_t behind = (parts[i] * (n + 1) - taken[i] * period) * scale;
-        if (behind < period) continue;
-        double wait = (double)(period * (scale - 1) - behind) / (double)parts[i];
-        if (best < 0 || wait < soonest) best = i, soonest = wait;
+ *
+ * With scale = 2 sources - 2, a source of which `taken` were chosen may be sample n from
+ *     n + 1 >= period * (taken * scale + 1) / (parts * scale)
+ * on, and its deadline is period * ((taken + 1) * scale - 1) / (parts * scale). Some source always
+ * may. Products stay below 2^54. */
+typedef struct {
+    int64_t scale, period;
+    const int64_t *parts;
+    int64_t *deadline; /* [sources]: (taken + 1) * scale - 1 */
+    uint16_t *heap;    /* [count]: sources that may be next; the soonest deadline is first */
+    int count;
+    uint16_t *next; /* [sources]: the list of those that may be next from the same sample on */
+} choosing;
+
+static bool is_sooner(const choosing *c, int a, int b) {
+    int64_t left = c->deadline[a] * c->parts[b], right = c->deadline[b] * c->parts[a];
+    return left != right ? left < right : a < b;
+}
+
+static void push(choosing *c, int source) {
+    int at = c->count++;
+    for (int above; at > 0 && is_sooner(c, source, c->heap[above = (at - 1) / 2]); at = above)
+        c->heap[at] = c->heap[above];
+    c->heap[at] = (uint16_t)source;
+}
+
+static int pop(choosing *c) {
+    int first = c->heap[0], last = c->heap[--c->count], at = 0;
+    for (int below; (below = 2 * at + 1) < c->count; at = below) {
+        if (below + 1 < c->count && is_sooner(c, c->heap[below + 1], c->heap[below])) below++;
+        if (!is_sooner(c, c->heap[below], last)) break;
+        c->heap[at] = c->heap[below];
     }
-    return best < 0 ? 0 : best;
+    c->heap[at] = (uint16_t)last;
+    return first;
+}
+
+/* lists[n]: 1 + the first source that may be next from sample n on. */
+static void wait_for(choosing *c, int source, int64_t taken, int64_t now, uint32_t *lists) {
+    int64_t pace = c->parts[source] * c->scale;
+    int64_t from = (c->period * (taken * c->scale + 1) + pace - 1) / pace - 1;
+    c->deadline[source] = (taken + 1) * c->scale - 1;
+    if (from < now) from = now;
+    if (from >= c->period) return;
+    c->next[source] = (uint16_t)lists[from];
+    lists[from] = (uint32_t)source + 1;
 }
 
 void blend_make(ml_arena *arena, const double *weights, int sources, data_blend *blend) {
@@ -103,14 +136,19 @@ void blend_make(ml_arena *arena, const double *weights, int sources, data_blend 
     int64_t *parts = ML_NEW_ARRAY(arena, int64_t, sources);
     int64_t *taken = ML_NEW_ARRAY(arena, int64_t, sources);
     int64_t period = reduce(weights, sources, parts);
-    if ((double)period * sources > 2e9) /* it would take seconds */
-        ml_raise(ML_INVALID, "the weights of %d sources have too many digits", sources);
     uint16_t *source = ML_NEW_ARRAY(arena, uint16_t, period);
-    uint32_t *rank = ML_NEW_ARRAY(arena, uint32_t, period);
+    uint32_t *rank = ML_NEW_ARRAY(arena, uint32_t, period); /* until it is known: a list */
+    choosing c = {.scale = sources > 1 ? 2 * sources - 2 : 1, .period = period, .parts = parts};
+    c.deadline = ML_NEW_ARRAY(arena, int64_t, sources);
+    c.heap = ML_NEW_ARRAY(arena, uint16_t, sources);
+    c.next = ML_NEW_ARRAY(arena, uint16_t, sources);
+    for (int i = 0; i < sources; i++) wait_for(&c, i, 0, 0, rank);
     for (int64_t n = 0; n < period; n++) {
-        int next = sources > 1 ? choose(parts, taken, sources, n, period) : 0;
-        source[n] = (uint16_t)next;
-        rank[n] = (uint32_t)taken[next]++;
+        for (int i = (int)rank[n]; i > 0; i = c.next[i - 1]) push(&c, i - 1);
+        int first = pop(&c);
+        source[n] = (uint16_t)first;
+        rank[n] = (uint32_t)taken[first]++;
+        wait_for(&c, first, taken[first], n + 1, rank);
     }
     *blend = (data_blend){sources, period, parts, source, rank};
 }

@@ -72,3 +72,22 @@ TEST(data, every_prefix_of_a_blend_has_its_weights) {
     const double odd[3] = {1 / 3.0, sqrt(2), 1e-9}; /* as millionths */
     CHECK(worst(odd, 3, 4000) < 1.01);
 }
+
+/* As many sources as there may be, with weights of many digits. */
+TEST(data, a_blend_of_all_sources_has_their_counts) {
+    static double weights[BLEND_MOST];
+    static int64_t taken[BLEND_MOST];
+    uint64_t state = 11;
+    int64_t wrong = 0;
+    ml_arena *arena = ml_arena_new();
+    data_blend blend;
+    for (int i = 0; i < BLEND_MOST; i++) weights[i] = (double)test_range(&state, 1000, 99999);
+    memset(taken, 0, sizeof taken);
+    blend_make(arena, weights, BLEND_MOST, &blend);
+    for (int64_t n = 0; n < blend.period; n++)
+        wrong += blend.rank[n] != (uint32_t)taken[blend.source[n]]++;
+    for (int i = 0; i < BLEND_MOST; i++) wrong += taken[i] != blend.count[i];
+    CHECK_EQ_INT(wrong, 0);
+    CHECK(blend.period > 900000);
+    ml_arena_free(arena);
+}
