@@ -118,6 +118,9 @@ local function load(kept, path, last)
   return core.json(record, path)
 end
 
+-- Whether a record is of a run's checkpoint: scripts may save others beside them.
+local function of_run(record) return type(record) == "table" and math.type(record.step) == "integer" and math.type(record.training) == "integer" end
+
 ---The record from which the run continues; nil where it has no checkpoint yet. None that is whole is an error: what is left
 ---of the run may be worth more than a new start. `now` is what a record of it would say.
 ---@param kept table
@@ -132,7 +135,7 @@ function saves.find(kept, now)
     if core.options().rank == 0 and c.whole and not kept.damaged[c.path] then text, problem = core.checkpoint_record(c.path) end
     text = core.share(text)
     record = text and core.json(text)
-    if record and math.type(record.step) == "integer" and math.type(record.training) == "integer" then
+    if of_run(record) then
       kept.resumed, kept.from = record, c.path
       compare(kept, record, now)
       return record
@@ -174,14 +177,15 @@ end
 
 -- Saving -------------------------------------------------------------------------------------------------------------------
 
--- Rank 0, once a save is durable: the newest stay, and each of keep's steps.
+-- Rank 0, once a save is durable: of the run's own the newest stay, and each of keep's steps.
 local function remove_old(kept)
   local keep, newest = kept.keep, 0
   for _, c in ipairs(core.checkpoint_list(kept.checkpoints)) do
-    if c.whole then
+    local stays = not c.whole or newest >= keep.newest and keep.every and c.step and c.step % keep.every == 0
+    local record = not stays and core.checkpoint_record(c.path)
+    if record and of_run(core.json(record)) then
       newest = newest + 1
-      local stays = newest <= keep.newest or keep.every and c.step and c.step % keep.every == 0
-      if not stays then
+      if newest > keep.newest then
         local ok, problem = core.checkpoint_remove(c.path)
         if not ok then report("cannot remove an old checkpoint: " .. tostring(problem)) end
       end

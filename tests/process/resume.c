@@ -135,6 +135,19 @@ PROCESS_TEST(resume_damaged) {
                   "[ ! -e r/checkpoints/step-00000002 ]");
 }
 
+/* What the script saves among the run's checkpoints is none of those that keep counts. */
+PROCESS_TEST(resume_others_saved) {
+    process_write(room, "a.lua", script);
+    process_shell(
+        room, 0,
+        "{ sed 's/model = Model()/model = all/; s/^local result/local all = Model()\\n&/' "
+        "a.lua; echo \"m.save('r/checkpoints/step-00000099', all)\"; } >b.lua");
+    process_run(room, 0, "", "run b.lua --device cpu --quiet --out r steps=2");
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume save_every=3 keep=1");
+    process_shell(room, 0,
+                  "[ \"$(ls r/checkpoints | tr '\\n' ' ')\" = 'step-00000008 step-00000099 ' ]");
+}
+
 /* Where nothing whole is left, a run is not begun anew over it; nor by two processes at once. */
 PROCESS_TEST(resume_nothing_whole) {
     process_write(room, "a.lua", script);
