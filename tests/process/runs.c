@@ -270,6 +270,10 @@ PROCESS_TEST(run_folder_refused) {
     process_expect(&r, "--resume is of a run that a folder keeps");
     r = process_run(room, 1, "", "run a.lua --device cpu --out a.lua");
     process_expect(&r, "it is a file, and no folder");
+    r = process_run(room, 1, "", "run a.lua --device cpu --out \"$(printf 'd\\377')\"");
+    process_expect(&r, "mlua: --out d\377: the path is not UTF-8");
+    r = process_run(room, 1, "", "run a.lua --device cpu --out d \"data=$(printf '\\377')\"");
+    process_expect(&r, "mlua: --out keeps the command line, which is not UTF-8");
     r = process_run(room, 1, "", "run a.lua --device cpu --out d save_every=often");
     process_expect(&r, "save_every=often: save_every is a number of steps or a time");
     r = process_run(room, 1, "", "run a.lua --device cpu --out d keeep=2");

@@ -1,9 +1,24 @@
 #include "vm/cli/folder.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* settings.json and records of checkpoints hold these texts. */
+static ml_status text_check(const vm_options *options) {
+    json_t *folder = json_string(options->run_folder), *command = json_string(options->command);
+    ml_status status = ML_OK;
+    if (!folder)
+        status = ml_fail(ML_INVALID, "--out %s: the path is not UTF-8", options->run_folder);
+    else if (!command)
+        status = ml_fail(ML_INVALID, "--out keeps the command line, which is not UTF-8");
+    if (status != ML_OK) ml_help("a name of a folder or a setting in UTF-8");
+    json_decref(folder);
+    json_decref(command);
+    return status;
+}
 
 /* What the first step of a run writes. */
 static bool holds_run(const char *folder) {
@@ -42,6 +57,7 @@ ml_status folder_check(const vm_options *options) {
     struct stat status;
     if (!*folder || strlen(folder) > 3000)
         return ml_fail(ML_INVALID, "--out takes a folder, not \"%s\"", folder);
+    ML_TRY(text_check(options));
     if (stat(folder, &status) == 0 && !S_ISDIR(status.st_mode))
         return ml_fail(ML_IO, "--out %s: it is a file, and no folder", folder);
     if (!options->resume && holds_run(folder)) {
