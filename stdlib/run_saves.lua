@@ -71,12 +71,26 @@ local function other_data(a, b)
   return "other contents"
 end
 
+local OTHER_SAMPLES = "; the next samples are not those of an uninterrupted run"
+
+-- Whether the samples that follow are others than without the interruption, in data that are the same.
+local function other_samples(record, now)
+  local before = record.settings or {}
+  for _, name in ipairs { "seed", "seq", "pack" } do
+    if before[name] ~= now.settings[name] then return true end
+  end
+  return not now.settings.seed and record.seed ~= now.seed
+end
+
 -- Report how the run that continues differs from the saved one.
 local function compare(kept, record, now)
   local changed = differences(record.settings or {}, now.settings)
   if kept.compared then return end -- with a checkpoint that was damaged
   kept.compared = true
-  if #changed > 0 then report("settings have changed: " .. table.concat(changed, "; ")) end
+  if not now.settings.seed and record.seed ~= now.seed then table.insert(changed, 1, ("--seed %s, was %s"):format(now.seed, shown(record.seed))) end
+  if #changed > 0 then
+    report("settings have changed: " .. table.concat(changed, "; ") .. (other_samples(record, now) and OTHER_SAMPLES or ""))
+  end
   local files = {}
   for name, hash in pairs(now.files) do
     if (record.files or {})[name] ~= hash then files[#files + 1] = name end

@@ -85,7 +85,7 @@ PROCESS_TEST(resume_in_other_layouts) {
     process_run(room, 75, "", "run a.lua --device cpu --quiet --out r --resume at=6 lr=0.01");
     r = process_run(room, 0, "",
                     "run a.lua --device cpu --quiet --out r --resume -n 4 --mesh dp=4");
-    process_expect(&r, "settings have changed: at=0, was 6");
+    process_expect(&r, "settings have changed: at=0, was 6\n");
     process_compare_lines(losses(room, "r"), expected, "continued by 1 and 4 ranks");
 }
 
@@ -146,6 +146,19 @@ PROCESS_TEST(resume_others_saved) {
     process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume save_every=3 keep=1");
     process_shell(room, 0,
                   "[ \"$(ls r/checkpoints | tr '\\n' ' ')\" = 'step-00000008 step-00000099 ' ]");
+}
+
+/* Settings on which the samples depend, and --seed where there is no such setting. */
+PROCESS_TEST(resume_other_samples) {
+    static const char others[] = "; the next samples are not those of an uninterrupted run\n";
+    process_write(room, "a.lua", script);
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r steps=2");
+    process_result r = process_run(
+        room, 0, "", "run a.lua --device cpu --quiet --out r --resume --seed 7 steps=3");
+    process_expect(&r, ml_arena_format(room->arena, "--seed 7, was 0; steps=3, was 2%s", others));
+    process_shell(room, 0, "sed -i 's/^  bad = 0/  bad = 0, seed = 7/' a.lua");
+    r = process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume steps=4");
+    process_expect(&r, ml_arena_format(room->arena, "seed=7, was none; steps=4, was 3%s", others));
 }
 
 /* Where nothing whole is left, a run is not begun anew over it; nor by two processes at once. */
