@@ -26,8 +26,9 @@ local function check_self(self, name)
   end
 end
 
----The ids of a text. `special` adds the tokens that the tokenizer puts around a text (bos, eos); `plain` takes special
----tokens that the text spells, as "<|endoftext|>", for ordinary text.
+---The ids of a text, all of it: truncation and padding that a tokenizer.json has are not applied. `special` adds the
+---tokens that the tokenizer puts around a text (bos, eos); `plain` takes special tokens that the text spells, as
+---"<|endoftext|>", for ordinary text.
 ---@param text string
 ---@param options? {special: boolean, plain: boolean}
 ---@return integer[]

@@ -4,7 +4,8 @@
  * needs to write (a cache of words, scratch memory) is an encoder's, of which each thread opens its
  * own. Encoding is a function of the tokenizer and the text alone: a cache never changes its
  * result. Ids are what the publisher's library gives: Hugging Face's tokenizers for tokenizer.json,
- * SentencePiece for .model, tiktoken for .tiktoken files. Text is UTF-8; bytes that are none are
+ * SentencePiece for .model, tiktoken for .tiktoken files; but a text is encoded whole, whatever
+ * truncation and padding a tokenizer.json has. Text is UTF-8; bytes that are none are
  * ordinary bytes to a byte-level tokenizer, and U+FFFD to the others, as Python's libraries read
  * files. What a file asks for and is not supported is refused at the opening, by its name. */
 #ifndef ML_TOKENIZER_H

@@ -209,9 +209,12 @@ TEST(text, sentencepiece_model) {
 }
 
 /* One tokenizer of the fixture, open. */
-static ml_tokenizer *open_fixture(size_t which) {
+/* One of tokenizers.json, with the fields of `more` where it is not NULL. */
+static ml_tokenizer *open_changed(size_t which, json_t *more) {
     json_t *all = read_fixture();
-    char path[64], *text = compose(all, json_array_get(json_object_get(all, "tokenizers"), which));
+    json_t *steps = json_array_get(json_object_get(all, "tokenizers"), which);
+    if (more) json_object_update_new(steps, more);
+    char path[64], *text = compose(all, steps);
     ml_tokenizer *t = NULL;
     temporary(path);
     write_file(path, text, strlen(text));
@@ -220,6 +223,35 @@ static ml_tokenizer *open_fixture(size_t which) {
     free(text);
     json_decref(all);
     return t;
+}
+
+static ml_tokenizer *open_fixture(size_t which) {
+    return open_changed(which, NULL);
+}
+
+/* What cuts a text off or fills it up in Hugging Face's library does neither. */
+TEST(text, truncation_and_padding_change_no_ids) {
+    static const char text[] = "tokens of a text that is longer than two";
+    for (int kind = 0; kind < 2; kind++) { /* cut to 2, filled to 64 */
+        json_t *more = kind ? json_pack("{s:{s:{s:i},s:s,s:n,s:i,s:i,s:s}}", "padding", "strategy",
+                                        "Fixed", 64, "direction", "Right", "pad_to_multiple_of",
+                                        "pad_id", 0, "pad_type_id", 0, "pad_token", "<|pad|>")
+                            : json_pack("{s:{s:s,s:i,s:s,s:i}}", "truncation", "direction", "Right",
+                                        "max_length", 2, "strategy", "LongestFirst", "stride", 0);
+        REQUIRE(more != NULL);
+        ml_tokenizer *t[] = {open_fixture(2), open_changed(2, more)};
+        ml_ids ids[2] = {{0}, {0}};
+        REQUIRE(t[0] && t[1]);
+        for (int i = 0; i < 2; i++)
+            CHECK_STATUS(ml_tokenizer_encode(t[i], text, strlen(text), ML_ENCODE_FRAME, &ids[i]),
+                         ML_OK);
+        CHECK(ids[0].count > 2 && ids[0].count < 64 && ids[1].count == ids[0].count &&
+              memcmp(ids[0].at, ids[1].at, (size_t)ids[0].count * sizeof *ids[0].at) == 0);
+        for (int i = 0; i < 2; i++) {
+            ml_ids_free(&ids[i]);
+            ml_tokenizer_close(t[i]);
+        }
+    }
 }
 
 /* Bytes of all kinds, more of those that mean something. */
