@@ -1,6 +1,6 @@
-/* Documents are read in batches, encoded by all cores and written in order. With an output each
- * file's ids are first written beside it, in OUT.parts/, under a name made of the file's path,
- * size, time and the tokenizer: what an interrupted run finished is not done again. */
+/* With an output each file's ids are first written beside it, in OUT.parts/, under a name made of
+ * the file's path, size, time and the tokenizer: what an interrupted run finished is not done
+ * again. */
 #include "vm/cli/tokenize.h"
 
 #include <errno.h>
@@ -13,31 +13,16 @@
 #include <unistd.h>
 
 #include "runtime/base/memory.h"
-#include "runtime/base/pool.h"
+#include "runtime/data/encode.h"
 #include "runtime/data/text.h"
 #include "runtime/data/writer.h"
-#include "runtime/text/tokenizer.h"
-#include "runtime/text/train.h"
 
-enum { BATCH_BYTES = 1 << 24, BATCH_DOCUMENTS = 1 << 16, MOST_THREADS = 256 };
 #define DOCUMENT_END UINT32_MAX /* in files of OUT.parts/ */
 
 typedef struct {
-    size_t begin, end; /* in the batch's text */
-    bool ends;
-    ml_ids ids;
-} document;
-
-typedef struct {
     const tokenize_options *options;
-    ml_tokenizer *tokenizer;
-    ml_pool *pool;
-    int threads;
-    ml_encoder *encoders[MOST_THREADS];
-    ml_words *words[MOST_THREADS]; /* of training */
-    ml_bytes text;
-    document *documents;
-    int64_t count;
+    ml_tokenizer *tokenizer; /* NULL: one is trained */
+    encoding *encoding;
     FILE *part;       /* where ids are written; NULL with --json */
     const char *path; /* of the file that is read */
     int64_t bytes, tokens;
@@ -68,17 +53,6 @@ static ml_status write_failed(const char *what) {
     return ml_fail(ML_IO, "cannot write %s: %s", what, strerror(errno));
 }
 
-static void encode_range(void *context, int64_t begin, int64_t end, int thread) {
-    tokenizing *z = context;
-    int flags = z->options->special ? ML_ENCODE_FRAME : 0;
-    for (int64_t i = begin; i < end; i++) {
-        document *d = &z->documents[i];
-        d->ids.count = 0;
-        ML_CHECK(ml_encoder_encode(z->encoders[thread], z->text.at + d->begin, d->end - d->begin,
-                                   flags, &d->ids));
-    }
-}
-
 static ml_status print_ids(const ml_ids *ids) {
     putchar('[');
     for (int64_t i = 0; i < ids->count; i++) printf(i ? ",%u" : "%u", ids->at[i]);
@@ -86,46 +60,22 @@ static ml_status print_ids(const ml_ids *ids) {
     return ferror(stdout) ? write_failed("standard output") : ML_OK;
 }
 
-static ml_status write_ids(tokenizing *z, document *d) {
+static ml_status take_ids(void *context, ml_ids *ids, bool ends) {
+    tokenizing *z = context;
+    if (z->options->json) return print_ids(ids);
     int64_t eos = ml_tokenizer_eos(z->tokenizer);
-    if (d->ends && eos >= 0) ML_TRY(ml_ids_add(&d->ids, (uint32_t)eos));
-    z->tokens += d->ids.count;
-    if (d->ends) ML_TRY(ml_ids_add(&d->ids, DOCUMENT_END));
-    size_t count = (size_t)d->ids.count;
-    return fwrite(d->ids.at, sizeof *d->ids.at, count, z->part) == count ? ML_OK
-                                                                         : write_failed("tokens");
+    if (ends && eos >= 0) ML_TRY(ml_ids_add(ids, (uint32_t)eos));
+    z->tokens += ids->count;
+    if (ends) ML_TRY(ml_ids_add(ids, DOCUMENT_END));
+    size_t count = (size_t)ids->count;
+    return fwrite(ids->at, sizeof *ids->at, count, z->part) == count ? ML_OK
+                                                                     : write_failed("tokens");
 }
 
-static void count_range(void *context, int64_t begin, int64_t end, int thread) {
+static void add_progress(void *context, int64_t bytes) {
     tokenizing *z = context;
-    for (int64_t i = begin; i < end; i++)
-        ML_CHECK(ml_words_add(z->words[thread], z->text.at + z->documents[i].begin,
-                              z->documents[i].end - z->documents[i].begin));
-}
-
-static ml_status flush(tokenizing *z) {
-    int64_t count = z->count;
-    if (!count) return ML_OK;
-    ML_TRY(ml_pool_run(z->pool, count, count < 64 ? count : 64,
-                       z->options->train ? count_range : encode_range, z));
-    for (int64_t i = 0; i < count && !z->options->train; i++)
-        ML_TRY(z->options->json ? print_ids(&z->documents[i].ids) : write_ids(z, &z->documents[i]));
-    z->bytes += (int64_t)z->text.count;
-    z->text.count = 0;
-    z->count = 0;
+    z->bytes += bytes;
     show_progress(z, false);
-    return ML_OK;
-}
-
-static ml_status add_document(void *context, const char *text, size_t bytes, bool ends) {
-    tokenizing *z = context;
-    document *d = &z->documents[z->count++];
-    d->begin = z->text.count;
-    ML_TRY(ml_bytes_add(&z->text, text, bytes));
-    d->end = z->text.count;
-    d->ends = ends;
-    bool full = z->text.count >= BATCH_BYTES || z->count == BATCH_DOCUMENTS;
-    return full ? flush(z) : ML_OK;
 }
 
 static ml_status read_file(tokenizing *z, const char *path) {
@@ -136,8 +86,7 @@ static ml_status read_file(tokenizing *z, const char *path) {
     z->path = path;
     z->bytes = z->tokens = 0;
     z->began = z->shown = now();
-    ML_TRY(text_read(path, add_document, z));
-    ML_TRY(flush(z));
+    ML_TRY(encode_file(z->encoding, path));
     show_progress(z, true);
     return ML_OK;
 }
@@ -231,30 +180,20 @@ static ml_status write_output(tokenizing *z, int count, char **files) {
 }
 
 static ml_status start(tokenizing *z) {
-    z->threads = ml_cpu_count();
-    if (z->threads > MOST_THREADS) z->threads = MOST_THREADS;
-    z->pool = ml_pool_new(z->threads);
-    z->documents = ml_alloc(BATCH_DOCUMENTS * sizeof *z->documents);
-    return z->pool && z->documents ? ML_OK : ml_fail(ML_NO_MEMORY, "not enough host memory");
+    int flags = z->options->special ? ML_ENCODE_FRAME : 0;
+    encode_options options = {z->tokenizer, flags, take_ids, add_progress, z};
+    return encode_open(&options, &z->encoding);
 }
 
 static bool end(tokenizing *z, ml_status status) {
-    for (int i = 0; i < MOST_THREADS; i++) {
-        ml_encoder_close(z->encoders[i]);
-        ml_words_close(z->words[i]);
-    }
-    for (int i = 0; z->documents && i < BATCH_DOCUMENTS; i++) ml_ids_free(&z->documents[i].ids);
-    ml_free(z->documents);
-    ml_bytes_free(&z->text);
-    ml_pool_free(z->pool);
+    encode_close(z->encoding);
     ml_tokenizer_close(z->tokenizer);
     return status == ML_OK;
 }
 
 static ml_status encode_files(tokenizing *z, int count, char **paths) {
-    ML_TRY(start(z));
     ML_TRY(ml_tokenizer_open(paths[0], &z->tokenizer));
-    for (int i = 0; i < z->threads; i++) ML_TRY(ml_encoder_open(z->tokenizer, &z->encoders[i]));
+    ML_TRY(start(z));
     if (z->options->out) return write_output(z, count - 1, paths + 1);
     for (int i = 1; i < count; i++) ML_TRY(read_file(z, paths[i]));
     return fflush(stdout) ? write_failed("standard output") : ML_OK;
@@ -289,15 +228,15 @@ static ml_status write_text(const char *path, const ml_bytes *text) {
 
 static ml_status train_on(tokenizing *z, int count, char **paths, ml_bytes *json) {
     int64_t made;
+    const ml_words *words;
     ML_TRY(start(z));
-    for (int i = 0; i < z->threads; i++) ML_TRY(ml_words_open(&z->words[i]));
     for (int i = 0; i < count; i++) ML_TRY(read_file(z, paths[i]));
-    for (int i = 1; i < z->threads; i++) ML_TRY(ml_words_merge(z->words[0], z->words[i]));
-    ML_TRY(ml_train(z->words[0], z->options->train, print_merge, z, json, &made));
+    ML_TRY(encode_words(z->encoding, &words));
+    ML_TRY(ml_train(words, z->options->train, print_merge, z, json, &made));
     ML_TRY(write_text(z->options->out, json));
     if (!z->options->quiet)
         fprintf(stderr, "%s: %lld tokens from %lld words%s\n", z->options->out, (long long)made,
-                (long long)ml_words_count(z->words[0]),
+                (long long)ml_words_count(words),
                 made < z->options->train ? "; no other pair was seen twice" : "");
     return fflush(stdout) ? write_failed("standard output") : ML_OK;
 }
