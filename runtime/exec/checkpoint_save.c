@@ -252,16 +252,6 @@ static ml_status snapshot_take(ml_session *session, save *s) {
 /* ---- The folder --------------------------------------------------------------------------------
  */
 
-static void parents_make(const char *path) {
-    char folder[PATH];
-    snprintf(folder, sizeof folder, "%s", path);
-    for (char *at = folder + 1; (at = strchr(at, '/')) != NULL; at++) {
-        *at = 0;
-        mkdir(folder, 0777); /* what fails here fails again, with its reason */
-        *at = '/';
-    }
-}
-
 /* A folder of other things is not replaced. */
 static ml_status path_check(const char *path) {
     char manifest[PATH + 16];
@@ -286,9 +276,9 @@ static ml_status path_check(const char *path) {
 static ml_status folder_make(save *s, uint64_t number) {
     const char *path = s->result.path, *name = strrchr(path, '/');
     char parent[PATH] = ".";
-    parents_make(path);
     if (name != NULL) snprintf(parent, sizeof parent, "%.*s", (int)(name - path), path);
     if (name == path) strcpy(parent, "/");
+    ML_TRY(ml_durable_folders(parent));
     ML_TRY(path_check(path));
     ML_TRY(ml_checkpoint_sweep(parent, name ? name + 1 : path));
     ml_checkpoint_temporary(path, number, s->folder);

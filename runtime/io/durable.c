@@ -92,6 +92,27 @@ ml_status ml_durable_sync_parent(const char *path) {
     return ml_durable_sync_folder(parent);
 }
 
+ml_status ml_durable_folders(const char *path) {
+    char part[4096];
+    const size_t length = strlen(path);
+    if (length >= sizeof part) return ml_fail(ML_IO, "the path %.80s... is too long", path);
+    memcpy(part, path, length + 1);
+    for (char *at = part + 1; length && at <= part + length; at++) {
+        if (*at && *at != '/') continue;
+        const char kept = *at;
+        *at = 0;
+        if (access(part, F_OK) != 0) {
+            operation();
+            if (mkdir(part, 0777) == 0)
+                ML_TRY(ml_durable_sync_parent(part));
+            else if (errno != EEXIST)
+                return failed("make the folder", part);
+        }
+        *at = kept;
+    }
+    return ML_OK;
+}
+
 ml_status ml_durable_file(const char *path, const void *from, size_t bytes) {
     int descriptor;
     ML_TRY(ml_durable_open(path, &descriptor));

@@ -17,6 +17,8 @@
 int64_t ml_durable_fault(int64_t n);
 
 ml_status ml_durable_folder(const char *path); /* make a folder; one that is there is an error */
+/* Make each folder of the path that is not there yet; the ones that these lie in are synced. */
+ml_status ml_durable_folders(const char *path);
 /* Open a file for writing; it is made where there is none. */
 ml_status ml_durable_open(const char *path, int *descriptor);
 ml_status ml_durable_write(int descriptor, const char *path, int64_t offset, const void *from,

@@ -210,6 +210,26 @@ TEST(io, checkpoint_list) {
     ml_arena_free(arena);
 }
 
+/* Of two new folders both are synced into the ones that they lie in; one that is there costs
+ * nothing. */
+TEST(io, durable_folders) {
+    char room[PATH], path[2 * PATH];
+    folder_new(room);
+    snprintf(path, sizeof path, "%s/a//b/", room);
+    int64_t before = ml_durable_fault(0);
+    CHECK_STATUS(ml_durable_folders(path), ML_OK);
+    CHECK_EQ_INT(ml_durable_fault(0) - before, 4);
+    CHECK_STATUS(ml_durable_folders(path), ML_OK);
+    CHECK_EQ_INT(ml_durable_fault(0) - before, 4);
+    CHECK_STATUS(ml_durable_folders("/dev/null/a"), ML_IO);
+    CHECK(strstr(ml_error_last()->text, "cannot make the folder /dev/null/a: Not a directory"));
+    path[strlen(path) - 1] = 0;
+    CHECK_EQ_INT(rmdir(path), 0);
+    snprintf(path, sizeof path, "%s/a", room);
+    CHECK_EQ_INT(rmdir(path), 0);
+    CHECK_EQ_INT(rmdir(room), 0);
+}
+
 /* A name is given, or exchanged; a fault ends the process before the operation of its number. */
 TEST(io, durable_rename_and_fault) {
     char room[PATH], a[2 * PATH], b[2 * PATH];

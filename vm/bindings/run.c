@@ -4,32 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "codegen/jit/jit.h"
+#include "runtime/io/durable.h"
 #include "vm/vm.h"
 
-/* Each missing folder of the path; one that is there already is none of the failures. */
 static int core_make_folders(lua_State *L) {
-    size_t length;
-    const char *path = luaL_checklstring(L, 1, &length);
-    char *part = lua_newuserdatauv(L, length + 1, 0);
-    memcpy(part, path, length + 1);
-    for (char *at = part + 1; length && at <= part + length; at++) {
-        if (*at && *at != '/') continue;
-        char kept = *at;
-        *at = 0;
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
-            luaL_pushfail(L);
-            lua_pushfstring(L, "cannot make the folder %s: %s", part, strerror(errno));
-            return 2;
-        }
-        *at = kept;
-    }
-    lua_pushboolean(L, 1);
-    return 1;
+    bool made = ml_durable_folders(luaL_checkstring(L, 1)) == ML_OK;
+    if (made) return lua_pushboolean(L, 1), 1;
+    luaL_pushfail(L);
+    lua_pushstring(L, ml_error_last()->text);
+    return 2;
 }
 
 static int core_log_to(lua_State *L) {
