@@ -3,6 +3,7 @@ local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
 local Tokenizer = require "mlua.tokenizer"
+local files = require "mlua.tokenizer_files"
 
 -- The id of a token of these logits. The Gumbel trick: argmax of logits/t - log(-log(u)) is a sample.
 local function draw(logits, vocab, options, temperature, key)
@@ -19,7 +20,7 @@ local function draw(logits, vocab, options, temperature, key)
   return ids and ids:gather(drawn, vocab) or drawn
 end
 
----Continue `prompt` (text, which is of bytes or of the tokens of `tokenizer`; or a list of token ids) by `tokens` tokens drawn
+---Continue `prompt` (text, of the tokens of `tokenizer`, by default that of m.train, else of bytes; or a list of token ids) by `tokens` tokens drawn
 ---at `temperature` (0: always the likeliest), from the `top_k` likeliest, or from the likeliest ones that together have the
 ---probability `top_p`. The model reads a window of `seq` tokens each time.
 ---Prints text as it is sampled unless `quiet`; returns the list of all token ids and the text.
@@ -57,7 +58,8 @@ function m.generate(model, options)
   if options.top_p ~= nil and not (type(options.top_p) == "number" and options.top_p > 0 and options.top_p <= 1) then
     core.fail("m.generate's top_p must be a number above 0 and at most 1, got " .. m.shown(options.top_p))
   end
-  local tokenizer = options.tokenizer
+  local tokenizer, file = options.tokenizer, files.of_model[model]
+  if tokenizer == nil and type(options.prompt) == "string" and file and file ~= "bytes" then tokenizer = m.tokenizer(file) end
   if tokenizer ~= nil and getmetatable(tokenizer) ~= Tokenizer then
     core.fail("m.generate's tokenizer must be a tokenizer, got " .. m.shown(tokenizer), { help = "tokenizer = m.tokenizer(path)" })
   end

@@ -4,6 +4,10 @@ local from = require "mlua.from"
 
 local files = {}
 
+---What made the tokens that a model was trained on: models to files.
+---@type table<Module, string>
+files.of_model = setmetatable({}, { __mode = "k" })
+
 local NAMES = { "tokenizer.json", "tokenizer.model", "qwen.tiktoken" } -- as m.tokenizer looks for them in a folder
 local BESIDE = { "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json" }
 

@@ -11,6 +11,7 @@ local packing = require "mlua.packing"
 local run = require "mlua.run"
 local step_of = require "mlua.train_step"
 local task = require "mlua.task"
+local tokenizer_files = require "mlua.tokenizer_files"
 
 ---The options of m.train. steps, data, accum and seed default to the settings of those names in m.config.
 ---@class TrainOptions
@@ -77,6 +78,7 @@ end
 function m.train(options)
   local o = options_of.complete(options)
   task.take(o.model, o.seq)
+  tokenizer_files.of_model[o.model] = o.tokenizer
   local mode = core.options().mode
   local data = mode ~= "check" and (o.inputs and open_own or open_data)(o)
   if o.seq then

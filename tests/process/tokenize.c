@@ -1,4 +1,6 @@
 /* mlua tokenize: arrays of ids, files of tokens, what a stopped run left. */
+#include <string.h>
+
 #include "tests/process/support.h"
 
 PROCESS_TEST(tokenize_prints_ids) {
@@ -57,10 +59,13 @@ PROCESS_TEST(tokenizer_of_weights) {
     process_shell(room, 0,
                   "for i in $(seq 200); do printf 'the cat sat on the mat. '; done >t.txt");
     process_run(room, 0, "", "tokenize --train 270 t.txt -o own.json");
-    process_run(room, 0, "",
-                "run --device cpu --quiet \"$ROOT\"/models/llama.lua layers=1 embed=32 heads=2"
-                " kv_heads=2 ffn=64 seq=16 batch=8 steps=60 lr=0.01 vocab=270 data=t.txt"
-                " tokenizer=own.json sample=0 --out run");
+    process_result sampled =
+        process_run(room, 0, "",
+                    "run --device cpu --quiet \"$ROOT\"/models/llama.lua layers=1 embed=32 heads=2"
+                    " kv_heads=2 ffn=64 seq=16 batch=8 steps=60 lr=0.01 vocab=270 data=t.txt"
+                    " tokenizer=own.json sample=12 --out run");
+    process_expect(&sampled, "local function");
+    CHECK(!strpbrk(sampled.output, "0123456789")); /* as ids without a text are printed */
     process_run(room, 0, "", "export run out --hf --device cpu");
     process_shell(room, 0,
                   "cmp own.json run/tokenizer/tokenizer.json; cmp own.json out/tokenizer.json; "

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/cgroup.h"
+#include "runtime/device/cpu/cpu_internal.h"
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
