@@ -3,21 +3,14 @@
 -- tensors its model's values. Names and shapes are compared before anything is read.
 local config = require "mlua.hf_config"
 local core = require "mlua.core"
+local text_files = require "mlua.text_files"
 local m = require "mlua"
 local views = require "mlua.hf_views"
 
 local from = {}
 
-local function read_text(path)
-  local file = io.open(path, "rb")
-  if not file then return nil end
-  local text = file:read "a" -- nil: a folder
-  file:close()
-  return text
-end
-
 local function read_json(path)
-  local text = read_text(path)
+  local text = text_files.read(path)
   return text and core.json(text, path)
 end
 
@@ -38,7 +31,7 @@ end
 
 local function open(path)
   if path:find "%.safetensors$" then return { kind = "file", path = path, files = { path } } end
-  if read_text(path .. "/settings.json") and not read_text(path .. "/manifest.json") then path = newest_checkpoint(path) end
+  if text_files.exists(path .. "/settings.json") and not text_files.exists(path .. "/manifest.json") then path = newest_checkpoint(path) end
   local manifest = read_json(path .. "/manifest.json")
   local file = not manifest and read_json(path .. "/config.json")
   local index = read_json(path .. "/model.safetensors.index.json")
@@ -56,9 +49,9 @@ local function open(path)
       if not seen[part] then source.files[#source.files + 1] = path .. "/" .. part end
       seen[part] = true
     end
-  elseif read_text(path .. "/model.safetensors") then
+  elseif text_files.exists(path .. "/model.safetensors") then
     source.files = { path .. "/model.safetensors" }
-  elseif read_text(path .. "/pytorch_model.bin") or read_text(path .. "/pytorch_model.bin.index.json") then
+  elseif text_files.exists(path .. "/pytorch_model.bin") or text_files.exists(path .. "/pytorch_model.bin.index.json") then
     core.fail(("--from %s: its weights are pickled (pytorch_model.bin), which mlua does not read"):format(path), {
       help = "in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)",
     })
@@ -77,6 +70,14 @@ function from.source()
   local path = core.options().from
   if path and not source then source = open(path) end
   return source
+end
+
+---What settings.json says of the run whose checkpoint --from names; nil of other weights.
+---@return table?
+function from.run_settings()
+  local s = from.source()
+  local settings = s and s.kind == "checkpoint" and read_json(s.path .. "/../../settings.json")
+  return type(settings) == "table" and settings or nil
 end
 
 ---The settings that --from gives a script with these values and this table `hf` of m.config.

@@ -3,6 +3,7 @@
 -- With --adapter too the model's adapters alone, as PEFT has them (peft.lua). Without --hf the model's own names and axes, in safetensors files too.
 local config = require "mlua.hf_config"
 local core = require "mlua.core"
+local text_files = require "mlua.text_files"
 local from = require "mlua.from"
 local m = require "mlua"
 local tokenizer_files = require "mlua.tokenizer_files"
@@ -79,16 +80,12 @@ local function reader()
 end
 
 local function write_text(path, text)
-  local file, problem = io.open(path, "wb")
-  if not file then core.fail(("cannot write %s"):format(problem)) end
-  file:write(text)
-  if not file:close() then core.fail(("cannot write %s: is the disk full?"):format(path)) end
+  local written, problem = text_files.write(path, text)
+  if not written then core.fail(("cannot write %s: %s"):format(path, problem)) end
 end
 
 local function copy(path, to)
-  local file = io.open(path, "rb")
-  local text = file and file:read "a"
-  if file then file:close() end
+  local text = text_files.read(path)
   if text then write_text(to, text) end
   return text ~= nil
 end
@@ -121,9 +118,7 @@ local KEPT = { "bos_token_id", "eos_token_id", "pad_token_id", "initializer_rang
 -- Where the weights came from that a run's adapters are for; nil where it is not known.
 local function base_of(s)
   if not s or s.kind ~= "checkpoint" then return s and s.path end
-  local file = io.open(s.path .. "/../../settings.json", "rb")
-  local settings = file and core.json(file:read "a", s.path .. "/../../settings.json")
-  if file then file:close() end
+  local settings = from.run_settings()
   return settings and settings.from
 end
 

@@ -5,6 +5,7 @@
 local core = require "mlua.core"
 local lora = require "mlua.lora"
 local m = require "mlua"
+local text_files = require "mlua.text_files"
 local views = require "mlua.hf_views"
 
 local peft = {}
@@ -99,9 +100,7 @@ end
 
 local function open(path)
   local config, name = read_config(path), path .. "/adapter_model.safetensors"
-  local probe = io.open(name, "rb")
-  if not probe then core.fail(("--from %s: there is no adapter_model.safetensors"):format(path), { help = "PEFT writes it with safe_serialization=True" }) end
-  probe:close()
+  if not text_files.exists(name) then core.fail(("--from %s: there is no adapter_model.safetensors"):format(path), { help = "PEFT writes it with safe_serialization=True" }) end
   local file = core.tensor_file(name)
   config.path, config.modules, config.tensors = path, {}, file:tensors()
   for tensor, t in pairs(config.tensors) do

@@ -1,6 +1,7 @@
 -- The folder of a run (--out DIR): the script with what it loaded, settings.json, metrics.jsonl (a line a step), TensorBoard's
 -- event files, log.txt and checkpoints (run_saves.lua). Rank 0 writes all but those. A file that can no longer be written is reported once, and training continues.
 local core = require "mlua.core"
+local text_files = require "mlua.text_files"
 local m = require "mlua"
 local saves = require "mlua.run_saves"
 local tensorboard = require "mlua.tensorboard"
@@ -14,14 +15,6 @@ local function warn(problem)
   if kept.warned or not problem then return end
   kept.warned = true
   core.write_error(("the run's folder: %s; training continues\n"):format(problem))
-end
-
-local function write_text(path, text)
-  local file, problem = io.open(path, "wb")
-  if not file then return nil, problem end
-  local ok, why = file:write(text)
-  local closed, reason = file:close()
-  return ok and closed, why or reason
 end
 
 -- Files of the script ------------------------------------------------------------------------------------------------------
@@ -53,13 +46,9 @@ local function copy_script(path, step)
   for name, text in pairs(script_files()) do
     local inside = path .. "/" .. name
     local ok, problem = core.make_folders(inside:match "^(.*)/")
-    local before = ok and io.open(inside, "rb")
-    if before then
-      local same = before:read "a" == text
-      before:close()
-      if not same then os.rename(inside, ("%s.before-step-%d"):format(inside, step)) end
-    end
-    if ok then ok, problem = write_text(inside, text) end
+    local before = ok and text_files.read(inside)
+    if before and before ~= text then os.rename(inside, ("%s.before-step-%d"):format(inside, step)) end
+    if ok then ok, problem = text_files.write(inside, text) end
     if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
   end
 end
@@ -201,7 +190,7 @@ local function open_metrics(path, step)
     file:close()
   end
   local ok
-  ok, problem = write_text(path .. ".new", table.concat(lines))
+  ok, problem = text_files.write(path .. ".new", table.concat(lines))
   if ok then ok, problem = os.rename(path .. ".new", path) end
   if ok then kept.metrics, problem = io.open(path, "ab") end
   if not kept.metrics then warn(problem) end
@@ -226,7 +215,7 @@ local function start(o, programs)
   if not ok then core.fail("--out: " .. problem) end
   copy_script(path, kept.step)
   if not kept.resumed then -- settings.json says how the run began
-    ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs, copy_tokenizer(o, path)), 2) .. "\n")
+    ok, problem = text_files.write(path .. "/settings.json", core.to_json(description(o, programs, copy_tokenizer(o, path)), 2) .. "\n")
     if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
   end
   open_metrics(path .. "/metrics.jsonl", kept.resumed and kept.step)

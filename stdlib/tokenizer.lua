@@ -2,6 +2,7 @@
 local core = require "mlua.core"
 local jinja = require "mlua.jinja"
 local m = require "mlua"
+local text_files = require "mlua.text_files"
 local write_chat = require "mlua.jinja_run"
 
 local Tokenizer = { __name = "tokenizer" }
@@ -80,18 +81,11 @@ function Tokenizer:token(id)
   return self.core:token(check_id("the id", id, self.size))
 end
 
-local function read(path)
-  local file = io.open(path, "rb")
-  local text = file and file:read "a"
-  if file then file:close() end
-  return text
-end
-
 -- The template that the model's folder has and the texts of its special tokens.
 local function chat_of(self)
   local folder = self.name:match "^(.*)/[^/]*%.[%w]+$" or (self.name:find "/" or not self.name:find "%.") and self.name or "."
-  local config = core.json(read(folder .. "/tokenizer_config.json") or "{}", folder .. "/tokenizer_config.json")
-  local template, variables = read(folder .. "/chat_template.jinja") or config.chat_template, {}
+  local config = core.json(text_files.read(folder .. "/tokenizer_config.json") or "{}", folder .. "/tokenizer_config.json")
+  local template, variables = text_files.read(folder .. "/chat_template.jinja") or config.chat_template, {}
   for key, value in pairs(config) do
     if key:find "_token$" then variables[key] = type(value) == "table" and value.content or value end
   end

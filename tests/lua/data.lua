@@ -64,7 +64,7 @@ local function rows(options)
 end
 check.equal(rows { seed = 1, ahead = true }, rows { seed = 1 })
 check.equal(rows({ seed = 1, ahead = true, first = 1, count = 2 }):match "^0 0 (.*) 0 0$", rows({ seed = 1 }):match "^%d+ %d+ (.*) %d+ %d+$")
--- A window of nothing; with threads a source that is too small is told before the first sample, however seldom it is drawn.
+-- A window of nothing; a reader refuses a source that is smaller than a window before its first batch, however seldom it is drawn.
 local empty = m.host("i32", 2, 0)
 check.raises("a window of seq=0", m.corpus().fill, m.corpus(), empty, empty, 0)
 local seldom = m.corpus(("%s:0.999,%s:0.001"):format(lines, plain))

@@ -98,6 +98,16 @@ PROCESS_TEST(hf_refusals) {
                 "check \"$ROOT/models/llama.lua\" --from \"$ROOT/tests/hf/llama\" seq=16 batch=2");
 }
 
+/* Of a file of weights a header is read, before anything is known of it too. */
+PROCESS_TEST(hf_headers_alone) {
+    process_shell(room, 0,
+                  "mkdir large; cp \"$ROOT\"/tests/hf/llama/config.json large; "
+                  "truncate -s 2G large/model.safetensors");
+    process_result r = process_run(room, 1, "", "check \"$ROOT\"/models/llama.lua --from large");
+    process_expect(&r, "large/model.safetensors");
+    CHECK(r.peak_bytes < (int64_t)1 << 30);
+}
+
 /* Fields that change the mathematics are refused by their names. */
 PROCESS_TEST(hf_fields) {
     static const struct {
