@@ -1,6 +1,9 @@
 /* See test.h. */
+#define _GNU_SOURCE /* pipe2 */
 #include "tests/test.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -173,16 +176,34 @@ const char *test_binary(void) {
     return binary && *binary ? binary : "build/mlua";
 }
 
+/* A shell that runs `command`; what it prints comes from *output. */
+static pid_t start_shell(const char *command, int *output) {
+    int ends[2];
+    fflush(NULL);
+    if (pipe2(ends, O_CLOEXEC) != 0) ml_raise(ML_IO, "cannot run %s", command);
+    pid_t shell = fork();
+    if (shell == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        dup2(ends[1], STDERR_FILENO);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    *output = ends[0];
+    if (shell > 0) return shell;
+    close(ends[0]);
+    ml_raise(ML_IO, "cannot run %s", command);
+}
+
 char *test_follow(ml_arena *arena, const char *command, test_listener *hear, void *context,
-                  int *exit_code) {
+                  int *exit_code, struct rusage *used) {
     ml_text text = {.arena = arena};
+    int output, status;
     char block[4096];
     ssize_t count;
     ml_text_add(&text, "%s", "");
-    fflush(NULL);
-    FILE *pipe = popen(ml_arena_format(arena, "exec 2>&1; %s", command), "r");
-    if (!pipe) ml_raise(ML_IO, "cannot run %s", command);
-    while ((count = read(fileno(pipe), block, sizeof block)) > 0) {
+    pid_t shell = start_shell(command, &output);
+    while ((count = read(output, block, sizeof block)) > 0) {
         for (size_t i = 0; i < (size_t)count;) { /* NUL bytes cannot be part of a text */
             size_t length = strnlen(block + i, (size_t)count - i);
             ml_text_add(&text, "%.*s", (int)length, block + i);
@@ -190,7 +211,8 @@ char *test_follow(ml_arena *arena, const char *command, test_listener *hear, voi
         }
         if (hear) hear(context, text.text);
     }
-    int status = pclose(pipe);
+    close(output);
+    while (wait4(shell, &status, 0, used) < 0 && errno == EINTR) continue;
     *exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     /* A sanitizer's report may end in exit code 1, which a test may expect. */
     if (strstr(text.text, "Sanitizer: ") || strstr(text.text, ": runtime error: "))
@@ -199,7 +221,8 @@ char *test_follow(ml_arena *arena, const char *command, test_listener *hear, voi
 }
 
 char *test_command(ml_arena *arena, const char *command, int *exit_code) {
-    return test_follow(arena, command, NULL, NULL, exit_code);
+    struct rusage used;
+    return test_follow(arena, command, NULL, NULL, exit_code, &used);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/resource.h>
 
 #include "runtime/base/memory.h"
 #include "runtime/base/status.h"
@@ -89,9 +90,10 @@ const char *test_binary(void);
 /* Run a shell command; its stdout and stderr together, in `arena`, and its exit code (128 + signal
  * where one ended it). */
 char *test_command(ml_arena *arena, const char *command, int *exit_code);
-/* The same; where somebody hears (not NULL), all of the output so far whenever there is more. */
+/* The same; where somebody hears (not NULL), all of the output so far whenever there is more;
+ * *used: what the command and all that it waited for took. */
 typedef void test_listener(void *context, const char *output);
 char *test_follow(ml_arena *arena, const char *command, test_listener *hear, void *context,
-                  int *exit_code);
+                  int *exit_code, struct rusage *used);
 
 #endif

@@ -37,7 +37,7 @@ const char *room_put(data_room *r, const char *name, const char *mode, const voi
 }
 
 void room_check_error(const data_room *r, const char *expected) {
-    char message[1024] = "";
+    char message[8192] = "";
     size_t length = strlen(r->folder);
     const char *text = ml_error_last()->text;
     for (const char *at; (at = strstr(text, r->folder)); text = at + length)

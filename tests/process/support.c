@@ -27,19 +27,10 @@ static double seconds_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Of all commands so far. */
-static double cpu_seconds_now(void) {
-    struct rusage used;
-    getrusage(RUSAGE_CHILDREN, &used);
-    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-           1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-}
-
-/* The largest resident memory of any command so far. */
-static int64_t peak_bytes_now(void) {
-    struct rusage used;
-    getrusage(RUSAGE_CHILDREN, &used);
-    return (int64_t)used.ru_maxrss << 10;
+/* Of the command and of what it waited for. */
+static double cpu_seconds_of(const struct rusage *used) {
+    return (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
+           1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
 }
 
 typedef struct {
@@ -72,11 +63,12 @@ static process_result follow_command(process_room *room, test_listener *hear, vo
     char *whole =
         ml_arena_format(room->arena, "cd '%s' && export MLUA='%s' ROOT='%s' && { %s; } </dev/null",
                         room->folder, binary, root, command);
-    double start = seconds_now(), cpu_start = cpu_seconds_now();
-    result.output = test_follow(room->arena, whole, hear, context, &result.code);
+    struct rusage used;
+    double start = seconds_now();
+    result.output = test_follow(room->arena, whole, hear, context, &result.code, &used);
     result.seconds = seconds_now() - start;
-    result.cpu_seconds = cpu_seconds_now() - cpu_start;
-    result.peak_bytes = peak_bytes_now();
+    result.cpu_seconds = cpu_seconds_of(&used);
+    result.peak_bytes = (int64_t)used.ru_maxrss << 10; /* of the largest process */
     return result;
 }
 

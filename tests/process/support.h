@@ -23,7 +23,7 @@ typedef struct {
     int code;           /* 128 + signal where one ended it */
     double seconds;     /* on the clock */
     double cpu_seconds; /* of processor time: what a busy machine does not change */
-    int64_t peak_bytes; /* resident, of the largest command so far */
+    int64_t peak_bytes; /* resident, of the largest process of the command */
 } process_result;
 
 /* What a training step printed with --json, as text: equal texts are equal bits. */

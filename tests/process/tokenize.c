@@ -80,7 +80,7 @@ PROCESS_TEST(tokenizer_of_weights) {
     /* Text appears while there is more to come, as far as its characters are whole. */
     process_shell(
         room, 0,
-        "$MLUA generate --device cpu --from run --prompt 'the cat' --tokens 10000000"
+        ": >long.txt; $MLUA generate --device cpu --from run --prompt 'the cat' --tokens 10000000"
         " >long.txt 2>&1 & p=$!; i=0;"
         " while [ $(wc -c <long.txt) -lt 40 ] && [ $((i += 1)) -lt 200 ]; do sleep 0.1;"
         " done; kill $p; wait $p; [ $(wc -c <long.txt) -ge 40 ] && grep -q 'the cat' long.txt");
