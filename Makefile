@@ -38,7 +38,7 @@ endif
 # that the processor has.
 ARCH := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v2)
 CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-DMLUA_CUDA -isystem $(CUDA_HOME)/include)
-CFLAGS := -std=gnu11 $(OPT) -g $(ARCH) -Wall -Wextra -Wno-missing-field-initializers -fno-strict-aliasing \
+CFLAGS := -std=gnu11 $(OPT) -g $(ARCH) -Wall -Wextra -Werror=switch -Wno-missing-field-initializers -fno-strict-aliasing \
           -I. -I$(B) -isystem /usr/include/lua5.4 $(CUDA) $(SANITIZE)
 STATIC := lua5.4 edit tinfo bsd md jansson xxhash zstd z pcre2-8 utf8proc
 LDLIBS := $(STATIC:%=-l:lib%.a) -lm -ldl -lpthread

@@ -1,4 +1,4 @@
-/* Reverse-mode differentiation (ml_autodiff): a rule for each op. */
+/* Reverse-mode differentiation (ml_autodiff) by the rules of ops.def. */
 #include "runtime/graph/analysis.h"
 
 #include <assert.h>
@@ -126,7 +126,7 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
     accumulate(t->graph, &e->gradient[0], reduce_to(t->graph, x, &type));
 }
 
-/* What the rules of elementwise ops are made of: gradients.def. */
+/* What the rules are made of: the column GRADIENT of ops.def. */
 #define NEG(x) ml_map1(G, ML_OP_NEG, x)
 #define ADD(x, z) ml_map2(G, ML_OP_ADD, x, z)
 #define SUB(x, z) ml_map2(G, ML_OP_SUB, x, z)
@@ -137,6 +137,7 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
 #define NUM(v) ml_const(G, dtype, v)
 #define WHERE(test, x, z) ml_where(G, test, x, z)
 #define TIE(x, z) WHERE(FN2(EQ, x, z), MUL(NUM(0.5), g), NUM(0)) /* equal operands share evenly */
+#define AXIS(i) ((ml_axis)ml_graph_args(G, n)[i])
 #define FLAT ((void)0)
 #define GIVE(source, value) ((void)(wants(t, n, source) ? give(t, n, source, value) : (void)0))
 
@@ -162,23 +163,6 @@ static ml_ref asinh_slope(tape *t, ml_ref a) {
     return MUL(unit, FN(RSQRT, ADD(MUL(unit, unit), MUL(part, part))));
 }
 
-static void map_rule(tape *t, ml_ref n, ml_ref g) {
-    ml_graph *G = t->graph;
-    ml_dtype dtype = ml_graph_type(G, n)->dtype;
-    ml_op op = ml_graph_node(G, n)->op;
-    int count = ml_graph_node(G, n)->source_count;
-    ml_ref y = n, a = ml_graph_source(G, n, 0);
-    ml_ref b = count > 1 ? ml_graph_source(G, n, 1) : 0;
-    switch ((ml_map_op)op) {
-#define ML_GRADIENT(ident, ...)                                                                    \
-    case ML_OP_##ident:                                                                            \
-        (void)(__VA_ARGS__);                                                                       \
-        break;
-#include "runtime/graph/gradients.def"
-#undef ML_GRADIENT
-    }
-}
-
 /* Whether the product of left and right over what `as` lacks has the axes of `as` in its order:
  * those that both have, then the left's, then the right's. */
 static bool gives_order(const ml_graph *g, ml_ref left, ml_ref right, const ml_type *as) {
@@ -199,7 +183,7 @@ static bool gives_order(const ml_graph *g, ml_ref left, ml_ref right, const ml_t
 /* y = sum of a b over axes. The gradient of one operand contracts the other with g over the axes
  * that the other alone brought into the result. Operands of the products keep the dtype of the
  * forward product's operands, so a bf16 product has bf16 gradients whatever it accumulated in. */
-static void dot_rule(tape *t, ml_ref n, ml_ref g, int operand) {
+static void dot_operand_rule(tape *t, ml_ref n, ml_ref g, int operand) {
     ml_graph *G = t->graph;
     if (!wants(t, n, operand)) return;
     ml_ref self = ml_graph_source(G, n, operand), other = ml_graph_source(G, n, 1 - operand);
@@ -219,6 +203,11 @@ static void dot_rule(tape *t, ml_ref n, ml_ref g, int operand) {
         left = right, right = swap;
     }
     give(t, n, operand, ml_dot(G, left, right, axes, count, type.dtype));
+}
+
+static void dot_rule(tape *t, ml_ref n, ml_ref g) {
+    dot_operand_rule(t, n, g, 0);
+    dot_operand_rule(t, n, g, 1);
 }
 
 /* Max or min over axes: equal extremes share the gradient evenly. */
@@ -253,6 +242,17 @@ static ml_ref rename_back(ml_graph *G, ml_ref n, ml_ref g) {
     const int64_t *forward = ml_graph_args(G, n);
     for (int i = 0; i + 1 < count; i += 2) args[i] = forward[i + 1], args[i + 1] = forward[i];
     return ml_graph_add(G, ML_OP_RENAME, &g, 1, args, count, NULL);
+}
+
+/* A gradient has the placement of its value. */
+static ml_ref place_back(ml_graph *G, ml_ref n, ml_ref g) {
+    return ml_graph_add(G, ML_OP_PLACE, &g, 1, ml_graph_args(G, n), ml_graph_node(G, n)->arg_count,
+                        NULL);
+}
+
+static ml_ref cumsum_back(ml_graph *G, ml_ref n, ml_ref g) {
+    const int64_t args[] = {AXIS(0), !ml_graph_args(G, n)[1]};
+    return ml_graph_add(G, ML_OP_CUMSUM, &g, 1, args, 2, NULL);
 }
 
 /* result[.., i, ..] = a[.., index[.., i, ..], ..]: each element of g is added at its index. The
@@ -330,6 +330,12 @@ static void definition_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
         if (gradients[i] && !contains(sources, i, sources[i])) GIVE(i, gradients[i]);
 }
 
+/* Of output i >= 1: its op's rule takes the cotangents of all outputs. */
+static void out_rule(tape *t, ml_ref n, ml_ref g) {
+    entry *e = find(t, ml_graph_source(t->graph, n, 0));
+    accumulate(t->graph, &e->gradient[ml_graph_args(t->graph, n)[0]], g);
+}
+
 /* The first PARAM node with this index that `root` reaches; 0 where there is none. */
 static ml_ref find_param(tape *t, ml_ref root, int64_t index) {
     tape function = {.graph = t->graph, .scratch = t->scratch, .index = {.arena = t->scratch}};
@@ -378,67 +384,28 @@ static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
 }
 
-/* The rules of all other ops: g is the gradient of the result, `a` the type of operand 0. */
-static void rest_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
-    ml_graph *G = t->graph;
-    const ml_node *node = ml_graph_node(G, n);
-    const int64_t *args = ml_graph_args(G, n);
-    ml_ref g = cotangents[0];
-    ml_type a = *ml_graph_type(G, ml_graph_source(G, n, 0));
-    switch ((ml_rest_op)node->op) {
-    case ML_OP_CONST:
-    case ML_OP_IOTA:
-    case ML_OP_STATE:
-    case ML_OP_INPUT:
-    case ML_OP_PARAM:
-    case ML_OP_COORDINATE:
-    case ML_OP_ARGMAX: break;
-    case ML_OP_BROADCAST:
-    case ML_OP_PERMUTE: GIVE(0, g); break; /* reduce_to sums and puts in order */
-    case ML_OP_RENAME: GIVE(0, rename_back(G, n, g)); break;
-    case ML_OP_SLICE: GIVE(0, slice_back(G, n, g)); break;
-    case ML_OP_PAD: GIVE(0, pad_back(G, n, g)); break;
-    case ML_OP_SPLIT:
-        GIVE(0, ml_merge(G, g, (ml_axis)args[1], (ml_axis)args[3], (ml_axis)args[0]));
-        break;
-    case ML_OP_MERGE: GIVE(0, merge_back(G, n, g)); break;
-    case ML_OP_CONCAT: concat_rule(t, n, g); break;
-    case ML_OP_GATHER:
-        GIVE(0, ml_scatter_add(G, ml_graph_source(G, n, 1), g, (ml_axis)args[0], &a));
-        break;
-    case ML_OP_PLACE: /* a gradient has the placement of its value */
-        GIVE(0, ml_graph_add(G, ML_OP_PLACE, &g, 1, args, node->arg_count, NULL));
-        break;
-    case ML_OP_SUM: GIVE(0, ml_broadcast(G, g, &a)); break;
-    case ML_OP_MAX:
-    case ML_OP_MIN: extreme_rule(t, n, g); break;
-    case ML_OP_CUMSUM:
-        GIVE(0, ml_graph_add(G, ML_OP_CUMSUM, &g, 1, (int64_t[]){args[0], !args[1]}, 2, NULL));
-        break;
-    case ML_OP_SORT: GIVE(0, sort_back(G, n, g)); break;
-    case ML_OP_TOP_K: GIVE(0, top_k_back(G, n, g)); break;
-    case ML_OP_DOT: dot_rule(t, n, g, 0), dot_rule(t, n, g, 1); break;
-    case ML_OP_SCATTER_ADD:
-        GIVE(1, ml_gather(G, g, ml_graph_source(G, n, 0), (ml_axis)args[0]));
-        break;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER:
-        for (int i = 0; i < 2; i++) GIVE(i, ragged_gradient(G, n, g, i));
-        break;
-    case ML_OP_ATTENTION: attention_rule(t, n, cotangents); break;
-    case ML_OP_ATTENTION_GRAD: definition_rule(t, n, cotangents); break;
-    case ML_OP_OUT: accumulate(G, &find(t, ml_graph_source(G, n, 0))->gradient[args[0]], g); break;
-    }
+static _Noreturn void after_sharding(ml_op op) {
+    ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff", ml_ops[op].name);
 }
 
+/* Add the gradients of n's operands. The names here are those of the column's expressions. */
 static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
-    ml_op op = ml_graph_node(t->graph, n)->op;
-    if (ml_op_is_map(op))
-        map_rule(t, n, cotangents[0]);
-    else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
-        ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff", ml_ops[op].name);
-    else
-        rest_rule(t, n, cotangents);
+    ml_graph *G = t->graph;
+    const ml_op op = ml_graph_node(G, n)->op;
+    const ml_ref y = n, g = cotangents[0], a = ml_graph_source(G, n, 0);
+    const ml_ref b = ml_graph_node(G, n)->source_count > 1 ? ml_graph_source(G, n, 1) : 0;
+    const ml_dtype dtype = ml_graph_type(G, n)->dtype;
+    const ml_type type = *ml_graph_type(G, a);
+    switch (op) {
+#define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args,          \
+              arg_names, gradient, doc)                                                            \
+    case ML_OP_##ident:                                                                            \
+        (void)(gradient);                                                                          \
+        break;
+#include "runtime/graph/ops.def"
+#undef ML_OP
+    case ML_OP_COUNT: break;
+    }
 }
 
 static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients) {

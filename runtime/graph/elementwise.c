@@ -50,7 +50,7 @@ static bool map_float(ml_map_op op, double a, double b, reference_cell *result) 
     reference_cell x = {0};
     bool known = true;
     switch (op) {
-#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, doc)        \
+#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, ...)        \
     case ML_OP_##ident:                                                                            \
         RESULT_##rule(real);                                                                       \
         break;
@@ -67,7 +67,7 @@ static bool map_integer(ml_map_op op, int64_t a, int64_t b, reference_cell *resu
     int64_t x = 0;
     bool known = true;
     switch (op) {
-#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, doc)        \
+#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, ...)        \
     case ML_OP_##ident:                                                                            \
         x = whole;                                                                                 \
         break;

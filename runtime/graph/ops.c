@@ -20,10 +20,11 @@ const ml_op_info ml_ops[ML_OP_COUNT] = {
                        expression,                                                                 \
                        doc},
 #define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args,          \
-              arg_names, doc)                                                                      \
+              arg_names, gradient, doc)                                                            \
     ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args, arg_names,  \
            "", doc)
-#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, doc)        \
+#define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, gradient,   \
+               doc)                                                                                \
     ML_ROW(ident, name, MAP, sources, 1, rule, flops, linear, ML_CHEAP | ML_BY_PARTS | (traits),   \
            "", "", kernel, doc)
 #include "runtime/graph/ops.def"
