@@ -271,7 +271,7 @@ function from.load(model)
   if adapter then adapter() end
   local options = core.options()
   if options.rank == 0 and not options.quiet and not options.task then
-    core.write_error(("weights of %s, read in %.1f s\n"):format(s.path, core.time() - began))
+    core.write_error(("weights of %s, read in %.3f s\n"):format(s.path, core.time() - began))
   end
 end
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...]
+# Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...], tests/bench.sh load
 # Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
 # compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS;
 # on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
 # from the command, PyTorch's without a cache. A row for the README's table follows each case.
+# load: a checkpoint and a Hugging Face folder of models/gpt.lua (PRESET, DEVICE) are written, each is read by dd and loaded,
+# from page cache and cold. Seconds; read_n_s is of as many dd as cores. FOLDER has room for them; it is emptied afterwards.
 set -u
 cd "$(dirname "$0")/.."
 mlua=${MLUA:-build/mlua} python=${PYTHON:-python3} peers=${PEERS:-}
@@ -116,6 +118,55 @@ gpu_case() {
 
 wanted() { [ ${#cases[@]} -eq 0 ] && return 0; local c; for c in "${cases[@]}"; do [ "$c" = "$1" ] && return 0; done; return 1; }
 
+# ---- loading ----
+files_of() { find "$1" -name '*.safetensors' | sort; }
+drop() { local f; sync; for f in $(files_of "$1"); do dd if="$f" iflag=nocache count=0 2>/dev/null; done; }
+read_one() { local f; for f in $(files_of "$1"); do dd if="$f" of=/dev/null bs=16M 2>/dev/null; done; }
+read_all() { # by as many processes as cores, each a range of every file
+    local f i n each
+    n=$(nproc)
+    for f in $(files_of "$1"); do
+        each=$((($(stat -c %s "$f") / 16777216 + n) / n))
+        for ((i = 0; i < n; i++)); do dd if="$f" of=/dev/null bs=16M skip=$((i * each)) count=$each 2>/dev/null & done
+    done
+    wait
+}
+seconds() { local start; start=$(now); "$@" >/dev/null; compute %.3f "$(now) - $start"; }
+# load_row NAME FOLDER COMMAND...: the command's own line at MLUA_DEBUG=1 says how long it loaded
+load_row() {
+    local name=$1 folder=$2 how one all line load gib
+    shift 2
+    gib=$(files_of "$folder" | xargs stat -c %s | awk '{ s += $1 } END { printf "%.2f", s / 2 ^ 30 }')
+    for how in warm cold; do
+        if [ $how = cold ]; then drop "$folder"; else read_one "$folder"; fi
+        one=$(seconds read_one "$folder")
+        [ $how = warm ] || drop "$folder"
+        all=$(seconds read_all "$folder")
+        [ $how = warm ] || drop "$folder"
+        line=$(MLUA_DEBUG=1 "$@" 2>&1 >/dev/null </dev/null | grep -aE '^(loaded|weights of) ' | tail -n 1)
+        load=$(echo "$line" | sed -E 's/.* in ([0-9.]+) s.*/\1/')
+        [ -n "$load" ] || { echo "$name: nothing was loaded: $*" >&2; return 1; }
+        printf '{"case":"%s-%s","gib":%s,"read_1_s":%s,"read_n_s":%s,"load_s":%s,"of_read_1":%.2f,"of_read_n":%.2f,"detail":"%s"}\n' "$name" $how \
+            "$gib" "$one" "$all" "$load" \
+            "$(compute %.3f "$one / $load")" "$(compute %.3f "$all / $load")" "$line"
+        rm -rf "$folder/checkpoints/step-00000002"
+    done
+}
+load_cases() {
+    local device=${DEVICE:-cpu} model
+    folder=$(mktemp -d "${FOLDER:-/tmp}/mlua-load.XXXXXX")
+    trap 'rm -rf "$cache" "$folder"' EXIT
+    model=(models/gpt.lua --device "$device" "preset=${PRESET:-gpt2-124m}" batch=1 seq=32 positions=1024 save_every=1000)
+    "$mlua" run "${model[@]}" steps=1 --out "$folder/run" --quiet &&
+        load_row checkpoint "$folder/run" "$mlua" run "${model[@]}" steps=2 --out "$folder/run" --resume --quiet || return 1
+    start=$(now)
+    "$mlua" export "$folder/run" "$folder/hf" --hf --device "$device" >/dev/null && sync || return 1
+    printf '{"case":"export","load_and_write_s":%.3f,"write_s":%.3f}\n' "$(compute %.3f "$(now) - $start")" \
+        "$(seconds dd if="$(files_of "$folder/hf" | head -n 1)" of="$folder/copy" bs=16M conv=fsync 2>/dev/null)"
+    rm -f "$folder/copy"
+    load_row from "$folder/hf" "$mlua" run "${model[@]}" --from "$folder/hf" steps=1
+}
+
 mode=${1:-cpu} failed=0
 shift
 cases=("$@")
@@ -153,6 +204,8 @@ print(('{"case":"samples-%s","per_s_and_core":%.0f}'):format(how, 39 * A.batch.s
 LUA
         for how in fill corpus set list draw; do "$mlua" run --device cpu --quiet "$cache/samples.lua" how=$how; done
     fi
+elif [ "$mode" = load ]; then
+    load_cases || failed=1
 else
     data=${DATA:-$cache/tokens.bin}
     [ -n "${DATA:-}" ] || draw_tokens "$data"

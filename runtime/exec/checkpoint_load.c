@@ -3,7 +3,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/exec/checkpoint.h"
 #include "runtime/exec/checkpoint_parts.h"
@@ -301,8 +303,16 @@ ml_status ml_checkpoint_load(ml_session *session, const char *path,
     *report = (ml_checkpoint_report){0};
     ML_TRY(session_ready(session));
     load l = {session, path, entries, count, report};
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
     ml_status status = load_run(&l, all, strict);
     ml_error error = *ml_error_last();
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    int64_t bytes = 0;
+    for (int i = 0; i < l.count; i++) bytes += l.items[i].memory != NULL ? l.items[i].bytes : 0;
+    ml_debug(1, "loaded %.3f GiB of %s in %.3f s\n", (double)bytes / (1 << 30), path,
+             (double)(ended.tv_sec - began.tv_sec) +
+                 1e-9 * (double)(ended.tv_nsec - began.tv_nsec));
     load_release(&l);
     *ml_error_last() = error;
     return status;
