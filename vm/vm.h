@@ -313,6 +313,8 @@ typedef struct {
 } vm_node;
 void vm_begin(lua_State *L, vm_node *node, ml_op op); /* sets the origin from the script's frame */
 ml_ref vm_add(lua_State *L, vm_node *node);
+/* op_methods.c: a method's operands and arguments by the op's row, checked. */
+void vm_read_op(lua_State *L, ml_op op, vm_node *node, ml_ref *sources);
 ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type);
 void vm_origin(lua_State *L, ml_origin *origin);
 ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
@@ -330,6 +332,7 @@ void vm_document(lua_State *L, int function, const vm_entry *entry);
 const vm_entry *vm_documentation(lua_State *L, int function); /* NULL where it has none */
 void vm_ops_register(lua_State *L);
 void vm_tensor_register(lua_State *L);
+void vm_op_methods_register(lua_State *L); /* after tensor.c's, which come first */
 void vm_unknown_register(lua_State *L);
 void vm_state_register(lua_State *L);
 void vm_host_register(lua_State *L);

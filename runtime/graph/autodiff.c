@@ -397,8 +397,8 @@ static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     const ml_dtype dtype = ml_graph_type(G, n)->dtype;
     const ml_type type = *ml_graph_type(G, a);
     switch (op) {
-#define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args,          \
-              arg_names, gradient, doc)                                                            \
+#define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, operands,      \
+              args, gradient, doc)                                                                 \
     case ML_OP_##ident:                                                                            \
         (void)(gradient);                                                                          \
         break;

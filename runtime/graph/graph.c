@@ -378,10 +378,6 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 
 /* ---- The constructor ------------------------------------------------------------------------- */
 
-static bool is_axis_kind(char kind) {
-    return kind == 'a' || kind == 'o';
-}
-
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
     bool more = (in->op == ML_OP_RANDOM && in->source_count == 2) ||
@@ -392,17 +388,17 @@ void graph_check_shape(const infer *in) {
     for (int i = 0; i < in->source_count; i++)
         if (!in->sources[i] || in->sources[i] >= in->g->nodes.count)
             ml_raise(ML_INTERNAL, "operand %d of %s is no node", i, info->name);
-    const char *kinds = ml_ops[in->op].args;
-    const char *star = strchr(kinds, '*');
-    int unit = star ? (int)(star - kinds) : (int)strlen(kinds);
-    if (star ? in->arg_count % unit != 0 : in->arg_count != unit)
-        ml_raise(ML_INTERNAL, "%s has %d arguments: \"%s\" wanted", info->name, in->arg_count,
-                 kinds);
-    for (int i = 0; i < in->arg_count; i++)
-        if (is_axis_kind(ml_op_arg_kind(in->op, i)) &&
-            (in->args[i] < (ml_op_arg_kind(in->op, i) == 'a') ||
-             in->args[i] >= in->g->tables->axes.count))
+    int wanted = ml_op_arg_count(in->op);
+    if (wanted && info->args[wanted].kind == ML_ARG_MANY ? in->arg_count % wanted != 0
+                                                         : in->arg_count != wanted)
+        ml_raise(ML_INTERNAL, "%s has %d arguments, not %d", info->name, wanted, in->arg_count);
+    for (int i = 0; i < in->arg_count; i++) {
+        ml_arg_kind kind = ml_op_arg_of(in->op, i)->kind;
+        bool needed = ml_arg_is_axis(kind);
+        if ((needed || kind == ML_ARG_AXIS_OR_0) &&
+            (in->args[i] < needed || in->args[i] >= in->g->tables->axes.count))
             ml_raise(ML_INTERNAL, "argument %d of %s is no axis", i, info->name);
+    }
 }
 
 enum { FEW = 16 };
@@ -447,13 +443,13 @@ static uint32_t map_type(ml_graph *g, const ml_graph *from, uint32_t type) {
 static void copy_args(ml_graph *g, const ml_graph *from, ml_ref n, int64_t *args) {
     const ml_node *node = ml_graph_node(from, n);
     const int64_t *old = ml_graph_args(from, n);
-    if (!node->arg_count) return;
-    bool plain = g->tables == from->tables && strchr(ml_ops[node->op].args, 'f') == NULL;
     for (int i = 0; i < node->arg_count; i++) {
-        char kind = plain ? 'n' : ml_op_arg_kind(node->op, i);
-        args[i] = is_axis_kind(kind) ? map_axis(g, from, old[i])
-                  : kind == 'f'      ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
-                                     : old[i];
+        ml_arg_kind kind = ml_op_arg_of(node->op, i)->kind;
+        if (kind == ML_ARG_FUNCTION)
+            args[i] = (int64_t)graph_copy_function(g, from, (ml_ref)old[i]);
+        else
+            args[i] = ml_arg_is_axis(kind) || kind == ML_ARG_AXIS_OR_0 ? map_axis(g, from, old[i])
+                                                                       : old[i];
     }
 }
 

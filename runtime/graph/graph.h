@@ -11,10 +11,10 @@
  * Broadcasting is by name and implicit in MAP ops: one operand has every axis that the others
  * have, and the result has its axes in its order. Operands with no axes (numbers) fit anything.
  *
- * Arguments (ml_graph_args): the columns "args" of ops.def. Axes are ml_axis ids, doubles are
+ * Arguments (ml_graph_args): the column ARGS of ops.def. Axes are ml_axis ids, doubles are
  * stored by their bits. CONST, CAST, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD and DOT have dtype,
  * axes or order of the node as a further argument. PLACE lists mesh axes by name, ascending;
- * axis 0: whole over that mesh axis. CUMSUM from_end and SORT descending are 0 or 1.
+ * axis 0: whole over that mesh axis.
  * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
  * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:
  * the global index of each element, i64, whose axes are the result's (before sharding, too).

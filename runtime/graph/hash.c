@@ -20,9 +20,10 @@ static uint64_t hash_args(const ml_graph *g, ml_ref n, uint64_t seed) {
         return ml_hash(name, strlen(name), seed);
     }
     for (int i = 0; i < node->arg_count; i++) {
-        char kind = ml_op_arg_kind(node->op, i);
-        seed = kind == 'a' || kind == 'o' ? hash_axis(g, args[i], seed)
-                                          : ml_hash(&args[i], sizeof args[i], seed);
+        ml_arg_kind kind = ml_op_arg_of(node->op, i)->kind;
+        seed = ml_arg_is_axis(kind) || kind == ML_ARG_AXIS_OR_0
+                   ? hash_axis(g, args[i], seed)
+                   : ml_hash(&args[i], sizeof args[i], seed);
     }
     return seed;
 }

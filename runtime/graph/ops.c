@@ -1,11 +1,25 @@
 /* The tables of ops and dtypes. */
 #include "runtime/graph/ops.h"
 
-#include <string.h>
+#define ARGS(...) ((const ml_op_arg[]){__VA_ARGS__{ML_ARG_END}})
+#define ARG(kind, name, fallback) {ML_ARG_##kind, #name, fallback},
+#define AXIS(name) ARG(AXIS, name, ML_ARG_REQUIRED)
+#define OWN(name) ARG(OWN, name, ML_ARG_REQUIRED)
+#define RESULT(name) ARG(RESULT, name, ML_ARG_REQUIRED)
+#define RESULT_OR(name, fallback) ARG(RESULT, name, fallback)
+#define NEW(name) ARG(NEW, name, ML_ARG_REQUIRED) ARG(INT, name##_size, ML_ARG_REQUIRED)
+#define AXIS_OR_0(name) ARG(AXIS_OR_0, name, 0)
+#define INT(name) ARG(INT, name, ML_ARG_REQUIRED)
+#define INT_OR(name, fallback) ARG(INT, name, fallback)
+#define AT(name, fallback) ARG(AT, name, fallback)
+#define FLAG(name) ARG(FLAG, name, 0)
+#define BITS(name) ARG(BITS, name, ML_ARG_REQUIRED)
+#define FUNCTION(name) ARG(FUNCTION, name, 0)
+#define MANY {ML_ARG_MANY},
 
 const ml_op_info ml_ops[ML_OP_COUNT] = {
-#define ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args,         \
-               arg_names, expression, doc)                                                         \
+#define ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, operands,     \
+               args, expression, doc)                                                              \
     [ML_OP_##ident] = {#ident,                                                                     \
                        name,                                                                       \
                        ML_CLASS_##op_class,                                                        \
@@ -15,18 +29,18 @@ const ml_op_info ml_ops[ML_OP_COUNT] = {
                        flops,                                                                      \
                        ML_LINEAR_##linear,                                                         \
                        traits,                                                                     \
+                       operands,                                                                   \
                        args,                                                                       \
-                       arg_names,                                                                  \
                        expression,                                                                 \
                        doc},
-#define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args,          \
-              arg_names, gradient, doc)                                                            \
-    ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, args, arg_names,  \
+#define ML_OP(ident, name, op_class, sources, outputs, rule, flops, linear, traits, operands,      \
+              args, gradient, doc)                                                                 \
+    ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, operands, args,   \
            "", doc)
 #define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, gradient,   \
                doc)                                                                                \
     ML_ROW(ident, name, MAP, sources, 1, rule, flops, linear, ML_CHEAP | ML_BY_PARTS | (traits),   \
-           "", "", kernel, doc)
+           "", ARGS(), kernel, doc)
 #include "runtime/graph/ops.def"
 #undef ML_MAP
 #undef ML_OP
@@ -41,10 +55,15 @@ const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT] = {
 #undef ML_DTYPE
 };
 
-char ml_op_arg_kind(ml_op op, int i) {
-    const char *kinds = ml_ops[op].args;
-    const char *star = strchr(kinds, '*');
-    return star ? kinds[i % (int)(star - kinds)] : kinds[i];
+int ml_op_arg_count(ml_op op) {
+    const ml_op_arg *args = ml_ops[op].args;
+    int count = 0;
+    while (args[count].kind > ML_ARG_MANY) count++;
+    return count;
+}
+
+const ml_op_arg *ml_op_arg_of(ml_op op, int i) {
+    return &ml_ops[op].args[i % ml_op_arg_count(op)];
 }
 
 bool ml_dtype_holds(ml_dtype to, ml_dtype from) {

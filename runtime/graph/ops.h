@@ -68,6 +68,28 @@ typedef enum {
     ML_POSITIVE_B = 1 << 10,
 } ml_trait;
 
+/* The column ARGS: an op's arguments, one after another. */
+typedef enum {
+    ML_ARG_END,
+    ML_ARG_MANY, /* the end, too: those before come any number of times */
+    ML_ARG_AXIS,
+    ML_ARG_OWN,
+    ML_ARG_RESULT,
+    ML_ARG_NEW, /* the next is its size */
+    ML_ARG_AXIS_OR_0,
+    ML_ARG_INT,
+    ML_ARG_AT,
+    ML_ARG_FLAG,
+    ML_ARG_BITS,
+    ML_ARG_FUNCTION
+} ml_arg_kind;
+enum { ML_ARG_REQUIRED = -1, ML_AT_END = -2 };
+typedef struct {
+    ml_arg_kind kind;
+    const char *name;
+    int fallback; /* where a call in Lua does not give it; or ML_ARG_REQUIRED */
+} ml_op_arg;
+
 typedef struct {
     const char *ident, *name;
     ml_op_class op_class;
@@ -76,7 +98,8 @@ typedef struct {
     int flops;
     ml_linear linear;
     unsigned traits;
-    const char *args, *arg_names;
+    const char *operands; /* their names in messages: "table, index" */
+    const ml_op_arg *args;
     const char *expression; /* of kernels; "" where the op is not elementwise */
     const char *doc;
 } ml_op_info;
@@ -168,8 +191,13 @@ static inline unsigned ml_op_linear_in(ml_op op) {
     static const unsigned operands[] = {0, 1, 2, ~0u, ~0u, 6};
     return operands[ml_ops[op].linear];
 }
-/* The kind of argument i: a letter of ops.def. */
-char ml_op_arg_kind(ml_op op, int i);
+/* How many arguments the op takes; times any number where they end with ML_ARG_MANY. */
+int ml_op_arg_count(ml_op op);
+const ml_op_arg *ml_op_arg_of(ml_op op, int i);
+/* An axis, never 0. */
+static inline bool ml_arg_is_axis(ml_arg_kind kind) {
+    return kind >= ML_ARG_AXIS && kind <= ML_ARG_NEW;
+}
 
 /* ---- Questions about dtypes ---- */
 

@@ -25,39 +25,42 @@ static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
     ml_text_add(out, " %s", text);
 }
 
-static void print_attention(const ml_graph *g, ml_ref n, ml_text *out) {
-    ml_attention_args args;
-    ml_attention_read(g, n, &args);
-    ml_text_add(out, " seq=%s kv_seq=%s heads=%s kv_heads=%s head_dim=%s",
-                ml_axis_name(g, args.seq), ml_axis_name(g, args.kv_seq),
-                ml_axis_name(g, args.heads), ml_axis_name(g, args.kv_heads),
-                ml_axis_name(g, args.head_dim));
-    ml_text_add(out, " scale=%g", args.scale);
-    if (args.causal) ml_text_add(out, " causal");
-    if (args.window) ml_text_add(out, " window=%lld", (long long)args.window);
-    if (args.placed) ml_text_add(out, " placed offset=%lld", (long long)args.offset);
-    if (args.score) ml_text_add(out, " score=%%%u", args.score);
-    if (args.derivative) ml_text_add(out, " derivative=%%%u", args.derivative);
+/* One of few arguments, which their order explains. */
+static void print_arg(const ml_graph *g, ml_ref n, ml_arg_kind kind, int64_t value, ml_text *out) {
+    if (kind == ML_ARG_BITS)
+        print_constant(g, n, out);
+    else if (kind == ML_ARG_AXIS_OR_0 && !value)
+        ml_text_add(out, " whole");
+    else if (ml_arg_is_axis(kind) || kind == ML_ARG_AXIS_OR_0)
+        ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)value));
+    else
+        ml_text_add(out, " %lld", (long long)value);
 }
 
-/* The arguments by their kinds; those of attention, which are many, by name. */
+/* One of many, by name; nothing of those that are 0. */
+static void print_named_arg(const ml_graph *g, const ml_op_arg *arg, int64_t value, ml_text *out) {
+    double number;
+    memcpy(&number, &value, sizeof number);
+    if (value) ml_text_add(out, " %s", arg->name);
+    if (!value || arg->kind == ML_ARG_FLAG) return;
+    if (arg->kind == ML_ARG_BITS)
+        ml_text_add(out, "=%g", number);
+    else if (ml_arg_is_axis(arg->kind))
+        ml_text_add(out, "=%s", ml_axis_name(g, (ml_axis)value));
+    else
+        ml_text_add(out, arg->kind == ML_ARG_FUNCTION ? "=%%%lld" : "=%lld", (long long)value);
+}
+
 static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     const ml_node *node = ml_graph_node(g, n);
     const int64_t *args = ml_graph_args(g, n);
-    if (ml_op_attends(node->op)) {
-        print_attention(g, n, out);
-        return;
-    }
+    const bool many = ml_op_arg_count(node->op) > 5;
     for (int i = 0; i < node->arg_count; i++) {
-        char kind = ml_op_arg_kind(node->op, i);
-        if (kind == 'b')
-            print_constant(g, n, out);
-        else if (kind == 'o' && !args[i])
-            ml_text_add(out, " whole");
-        else if (kind == 'a' || kind == 'o')
-            ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
+        const ml_op_arg *arg = ml_op_arg_of(node->op, i);
+        if (many)
+            print_named_arg(g, arg, args[i], out);
         else
-            ml_text_add(out, " %lld", (long long)args[i]);
+            print_arg(g, n, arg->kind, args[i], out);
     }
     const char *name = NULL;
     if (node->op == ML_OP_STATE) name = ml_graph_state(g, (uint32_t)args[0])->name;
@@ -97,7 +100,8 @@ static void mark(const ml_graph *g, const ml_roots *roots, uint8_t *wanted) {
         const ml_node *node = ml_graph_node(g, n);
         for (int i = 0; i < node->source_count; i++) wanted[ml_graph_source(g, n, i)] = 1;
         for (int i = 0; i < node->arg_count; i++)
-            if (ml_op_arg_kind(node->op, i) == 'f') wanted[ml_graph_args(g, n)[i]] = 1;
+            if (ml_op_arg_of(node->op, i)->kind == ML_ARG_FUNCTION)
+                wanted[ml_graph_args(g, n)[i]] = 1;
     }
 }
 

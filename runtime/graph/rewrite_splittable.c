@@ -14,6 +14,6 @@ bool rewrite_splits(const ml_graph *g, ml_ref n, ml_axis axis) {
                type->axis[0] != axis;
     if (!ml_op_is(node->op, ML_BY_PARTS)) return false;
     for (int i = 0; i < node->arg_count; i++)
-        if (ml_op_arg_kind(node->op, i) == 'a' && args[i] == axis) return false;
+        if (ml_arg_is_axis(ml_op_arg_of(node->op, i)->kind) && args[i] == axis) return false;
     return true;
 }

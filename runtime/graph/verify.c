@@ -79,7 +79,7 @@ static void check_structure(verifier *v) {
             broken(v, "it uses a node of a score function");
     }
     for (int i = 0; i < node->arg_count; i++)
-        if (ml_op_arg_kind(node->op, i) == 'f' &&
+        if (ml_op_arg_of(node->op, i)->kind == ML_ARG_FUNCTION &&
             (ml_graph_args(g, v->node)[i] < 0 || ml_graph_args(g, v->node)[i] >= v->node))
             broken(v, "its score function does not come before it");
     if (node->op == ML_OP_PARAM && !(node->flags & ML_NODE_FUNCTION) && v->reached[v->node])

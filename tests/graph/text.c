@@ -124,45 +124,32 @@ static ml_ref add_leaf(reader *r, ml_op op, const parts *p, const ml_type *type)
     return n;
 }
 
-/* "seq=s kv_seq=s heads=h kv_heads=h head_dim=d scale=0.5 causal window=3" */
-static ml_ref add_attention(reader *r, ml_op op, const parts *p, const ml_ref *sources, int count) {
-    ml_attention_args args = {.scale = 1};
-    for (int i = 2 + count; i < p->count; i++) {
-        char key[NAME] = "", value[NAME] = "";
-        sscanf(p->words[i], "%63[^=]=%63s", key, value);
-        ml_axis *axis = strcmp(key, "seq") == 0        ? &args.seq
-                        : strcmp(key, "kv_seq") == 0   ? &args.kv_seq
-                        : strcmp(key, "heads") == 0    ? &args.heads
-                        : strcmp(key, "kv_heads") == 0 ? &args.kv_heads
-                        : strcmp(key, "head_dim") == 0 ? &args.head_dim
-                                                       : NULL;
-        if (axis)
-            *axis = fixture_axis(r->f, value);
-        else if (strcmp(key, "scale") == 0)
-            args.scale = strtod(value, NULL);
-        else if (strcmp(key, "causal") == 0)
-            args.causal = true;
-        else if (strcmp(key, "window") == 0)
-            args.window = atoll(value);
-        else
-            refuse(r, "not read");
-    }
-    return op == ML_OP_ATTENTION ? ml_attention(r->f->g, sources, count, &args)
-                                 : ml_attention_grad(r->f->g, sources, count, &args);
-}
-
-static int64_t read_argument(reader *r, char kind, const char *word, int dtype) {
+static int64_t read_argument(reader *r, ml_arg_kind kind, const char *word, bool number) {
     int64_t bits;
     double value = strtod(word, NULL);
     memcpy(&bits, &value, sizeof bits);
-    switch (kind) {
-    case 'o': return strcmp(word, "whole") == 0 ? 0 : fixture_axis(r->f, word);
-    case 'a': return fixture_axis(r->f, word);
-    case 'b':
-        if (dtype >= 0 && ml_dtypes[dtype].kind == ML_KIND_FLOAT) return bits;
-        return strcmp(word, "true") == 0 ? 1 : atoll(word);
-    default: return atoll(word);
+    if (kind == ML_ARG_AXIS_OR_0 && strcmp(word, "whole") == 0) return 0;
+    if (ml_arg_is_axis(kind) || kind == ML_ARG_AXIS_OR_0) return fixture_axis(r->f, word);
+    if (kind == ML_ARG_BITS && number) return bits;
+    return strcmp(word, "true") == 0 ? 1 : atoll(word);
+}
+
+/* Arguments by name, from word `at` on: "seq=s kv_seq=s heads=h kv_heads=h head_dim=d scale=0.5
+ * causal window=3". The count. */
+static int read_named(reader *r, ml_op op, const parts *p, int at, int64_t *argument) {
+    const ml_op_arg *args = ml_ops[op].args;
+    const int count = ml_op_arg_count(op);
+    for (int i = 0; i < count; i++)
+        argument[i] = args[i].kind == ML_ARG_BITS ? read_argument(r, ML_ARG_BITS, "1", true) : 0;
+    for (; at < p->count; at++) {
+        char key[NAME] = "", value[NAME] = "1";
+        sscanf(p->words[at], "%63[^=]=%63s", key, value);
+        int i = 0;
+        while (i < count && strcmp(args[i].name, key) != 0) i++;
+        if (i == count) refuse(r, "not read");
+        argument[i] = read_argument(r, args[i].kind, value, true);
     }
+    return count;
 }
 
 static ml_ref add_node(reader *r, const parts *p) {
@@ -176,11 +163,13 @@ static ml_ref add_node(reader *r, const parts *p) {
         source[sources] = find(r, p->words[2 + sources]);
         sources++;
     }
-    if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD)
-        return add_attention(r, op, p, source, sources);
-    for (int i = 2 + sources; i < p->count; i++, arguments++)
-        argument[arguments] =
-            read_argument(r, ml_op_arg_kind(op, arguments), p->words[i], p->dtype);
+    bool number = p->dtype >= 0 && ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
+    if (ml_op_attends(op))
+        arguments = read_named(r, op, p, 2 + sources, argument);
+    else
+        for (int i = 2 + sources; i < p->count; i++, arguments++)
+            argument[arguments] =
+                read_argument(r, ml_op_arg_of(op, arguments)->kind, p->words[i], number);
     return ml_graph_add(r->f->g, op, source, sources, argument, arguments,
                         p->dtype < 0 ? NULL : &type);
 }

@@ -33,13 +33,6 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
     }
 }
 
-/* A node with the axis arguments first..last of the Lua call, a method of n. */
-static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last, ml_ref n,
-                               const char *op) {
-    if (last - first >= ML_MAX_AXES) vm_fail(L, NULL, "%s takes at most %d axes", op, ML_MAX_AXES);
-    for (int i = first; i <= last; i++) node->args[node->arg_count++] = vm_axis_in(L, i, n, op);
-}
-
 /* ---- Leaves ------------------------------------------------------------------------------------
  */
 
@@ -207,81 +200,6 @@ static int tensor_rename(lua_State *L) {
     return vm_push_tensor(L, node.arg_count ? vm_add(L, &node) : n);
 }
 
-static int tensor_slice(lua_State *L) {
-    vm_most_arguments(L, 4, "slice");
-    ml_ref n = vm_tensor(L, 1, "the operand of slice");
-    vm_axis axis = vm_axis_of(L, 2, n, "slice", "cannot slice");
-    int64_t start = lua_isnoneornil(L, 3) ? 0 : vm_integer(L, 3, "the start of slice");
-    int64_t stop = lua_isnoneornil(L, 4) ? axis.size : vm_integer(L, 4, "the stop of slice");
-    if (start < 0) start += axis.size;
-    if (stop < 0) stop += axis.size;
-    if (start == 0 && stop == axis.size) return vm_push_tensor(L, n);
-    vm_node node;
-    vm_begin(L, &node, ML_OP_SLICE);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = axis.id;
-    node.args[1] = start;
-    node.args[2] = stop;
-    node.arg_count = 3;
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static int tensor_pad(lua_State *L) {
-    vm_most_arguments(L, 4, "pad");
-    ml_ref n = vm_tensor(L, 1, "the operand of pad");
-    vm_node node;
-    vm_axis axis = vm_axis_of(L, 2, n, "pad", "cannot pad");
-    vm_begin(L, &node, ML_OP_PAD);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = axis.id;
-    node.args[1] = lua_isnoneornil(L, 3) ? 0 : vm_integer(L, 3, "the padding before");
-    node.args[2] = lua_isnoneornil(L, 4) ? 0 : vm_integer(L, 4, "the padding after");
-    node.arg_count = 3;
-    if (node.args[1] == 0 && node.args[2] == 0) return vm_push_tensor(L, n);
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static int tensor_split(lua_State *L) {
-    vm_most_arguments(L, 4, "split");
-    ml_ref n = vm_tensor(L, 1, "the operand of split");
-    vm_axis axis = vm_axis_of(L, 2, n, "split", "cannot split");
-    vm_axis outer = vm_new_axis(L, 3, "the outer axis of split");
-    vm_axis inner = vm_new_axis(L, 4, "the inner axis of split");
-    vm_node node;
-    vm_begin(L, &node, ML_OP_SPLIT);
-    node.sources = &n;
-    node.source_count = 1;
-    memcpy(node.args, (int64_t[]){axis.id, outer.id, outer.size, inner.id, inner.size},
-           5 * sizeof(int64_t));
-    node.arg_count = 5;
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static int tensor_merge(lua_State *L) {
-    vm_most_arguments(L, 4, "merge");
-    ml_ref n = vm_tensor(L, 1, "the operand of merge");
-    vm_axis outer = vm_axis_of(L, 2, n, "merge", "cannot merge"),
-            inner = vm_axis_of(L, 3, n, "merge", "cannot merge");
-    const vm_axis *merged = luaL_testudata(L, 4, vm_axis_class);
-    vm_node node;
-    vm_begin(L, &node, ML_OP_MERGE);
-    int64_t size = outer.size * inner.size;
-    if (merged && merged->size != size)
-        vm_fail_with(L, &n, 1, NULL,
-                     "cannot merge \"%s\" and \"%s\" into \"%s\" of size %lld: they have %lld",
-                     ml_axis_name(node.graph, outer.id), ml_axis_name(node.graph, inner.id),
-                     ml_axis_name(node.graph, merged->id), (long long)merged->size,
-                     (long long)size);
-    node.sources = &n;
-    node.source_count = 1;
-    memcpy(node.args, (int64_t[]){outer.id, inner.id, vm_axis_in(L, 4, n, "merge")},
-           3 * sizeof(int64_t));
-    node.arg_count = 3;
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
 static int core_concat(lua_State *L) {
     vm_most_inputs(L, 2, "concat");
     if (!lua_istable(L, 1))
@@ -302,19 +220,6 @@ static int core_concat(lua_State *L) {
     node.sources = sources;
     node.source_count = (int)count;
     node.args[0] = vm_axis_in(L, 2, sources[0], "concat");
-    node.arg_count = 1;
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static int tensor_gather(lua_State *L) {
-    vm_most_arguments(L, 3, "gather");
-    ml_ref sources[2] = {vm_tensor(L, 1, "the table of gather"),
-                         vm_tensor(L, 2, "the index of gather")};
-    vm_node node;
-    vm_begin(L, &node, ML_OP_GATHER);
-    node.sources = sources;
-    node.source_count = 2;
-    node.args[0] = vm_axis_in(L, 3, sources[0], "gather");
     node.arg_count = 1;
     return vm_push_tensor(L, vm_add(L, &node));
 }
@@ -393,116 +298,8 @@ static int tensor_ragged_dot(lua_State *L) {
     return vm_push_tensor(L, precision_product(L, &node, 2));
 }
 
-/* ---- Reductions, scans, contraction ------------------------------------------------------------
+/* ---- Contraction ------------------------------------------------------------
  */
-
-static int reduce(lua_State *L, ml_op op) {
-    ml_ref n = vm_tensor(L, 1, lua_pushfstring(L, "the operand of %s", ml_ops[op].name));
-    lua_pop(L, 1);
-    vm_node node;
-    vm_begin(L, &node, op);
-    node.sources = &n;
-    node.source_count = 1;
-    int last = lua_gettop(L);
-    if (last > 1) {
-        add_axis_arguments(L, &node, 2, last, n, ml_ops[op].name);
-    } else {
-        const ml_type *type = type_of(L, n);
-        for (int i = 0; i < type->rank; i++) node.args[node.arg_count++] = type->axis[i];
-        if (!node.arg_count) return vm_push_tensor(L, n);
-    }
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static int tensor_sum(lua_State *L) {
-    return reduce(L, ML_OP_SUM);
-}
-
-static int tensor_max(lua_State *L) {
-    return reduce(L, ML_OP_MAX);
-}
-
-static int tensor_min(lua_State *L) {
-    return reduce(L, ML_OP_MIN);
-}
-
-static int tensor_argmax(lua_State *L) {
-    vm_most_arguments(L, 2, "argmax");
-    ml_ref n = vm_tensor(L, 1, "the operand of argmax");
-    vm_node node;
-    vm_begin(L, &node, ML_OP_ARGMAX);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = vm_axis_in(L, 2, n, "argmax");
-    node.arg_count = 1;
-    return vm_push_tensor(L, vm_add(L, &node));
-}
-
-static bool read_flag(lua_State *L, int table, const char *what, const char *key) {
-    if (lua_isnoneornil(L, table)) return false;
-    if (!lua_istable(L, table))
-        vm_fail(L, NULL, "%s takes its options in a table, got %s", what, luaL_typename(L, table));
-    const char *const known[] = {key, NULL};
-    vm_check_options(L, table, what, known);
-    lua_getfield(L, table, key);
-    bool flag = lua_toboolean(L, -1);
-    lua_pop(L, 1);
-    return flag;
-}
-
-static ml_ref scan(lua_State *L, ml_op op, const char *option) {
-    vm_most_arguments(L, 3, ml_ops[op].name);
-    ml_ref n = vm_tensor(L, 1, lua_pushfstring(L, "the operand of %s", ml_ops[op].name));
-    lua_pop(L, 1);
-    vm_node node;
-    vm_begin(L, &node, op);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = vm_axis_in(L, 2, n, ml_ops[op].name);
-    node.args[1] = read_flag(L, 3, ml_ops[op].name, option);
-    node.arg_count = 2;
-    return vm_add(L, &node);
-}
-
-static int push_both_outputs(lua_State *L, ml_ref n) {
-    vm_node node;
-    vm_begin(L, &node, ML_OP_OUT);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = 1;
-    node.arg_count = 1;
-    vm_push_tensor(L, n);
-    vm_push_tensor(L, vm_add(L, &node));
-    return 2;
-}
-
-static int tensor_cumsum(lua_State *L) {
-    return vm_push_tensor(L, scan(L, ML_OP_CUMSUM, "reverse"));
-}
-
-static int tensor_sort(lua_State *L) {
-    return push_both_outputs(L, scan(L, ML_OP_SORT, "descending"));
-}
-
-static int tensor_top_k(lua_State *L) {
-    vm_most_arguments(L, 4, "top_k");
-    ml_ref n = vm_tensor(L, 1, "the operand of top_k");
-    vm_node node;
-    vm_begin(L, &node, ML_OP_TOP_K);
-    node.sources = &n;
-    node.source_count = 1;
-    node.args[0] = vm_axis_in(L, 2, n, "top_k");
-    node.args[1] = vm_integer(L, 3, "the k of top_k");
-    if (lua_isnoneornil(L, 4)) lua_settop(L, 2), lua_pushvalue(L, 2), lua_pushvalue(L, 2);
-    const vm_axis *axis = luaL_testudata(L, 4, vm_axis_class);
-    if (axis && axis->size != node.args[1])
-        vm_fail_with(L, &n, 1, NULL, "top_k of %lld needs an axis of that size, not \"%s\" of %lld",
-                     (long long)node.args[1], ml_axis_name(node.graph, axis->id),
-                     (long long)axis->size);
-    node.args[2] = vm_axis_id(L, 4, "the new axis of top_k");
-    node.arg_count = 3;
-    return push_both_outputs(L, vm_add(L, &node));
-}
 
 /* Push which axes a product could sum over: those that both have. */
 static const char *push_shared_help(lua_State *L, const ml_ref *sources) {
@@ -519,27 +316,23 @@ static const char *push_shared_help(lua_State *L, const ml_ref *sources) {
 }
 
 static int tensor_dot(lua_State *L) {
-    ml_ref sources[2] = {vm_tensor(L, 1, "the left operand of dot"),
-                         vm_tensor(L, 2, "the right operand of dot")};
+    ml_ref sources[2];
     vm_node node;
-    vm_begin(L, &node, ML_OP_DOT);
-    node.sources = sources;
-    node.source_count = 2;
-    int last = lua_gettop(L);
     ml_type type = {0};
+    bool typed = false;
+    int last = lua_gettop(L);
     if (last > 2 && lua_istable(L, last)) {
         static const char *const known[] = {"dtype", NULL};
         vm_check_options(L, last, "dot", known);
-        if (vm_option(L, last, "dtype")) {
-            type.dtype = (uint8_t)vm_dtype(L, -1, -1);
-            node.type = &type;
-        }
-        last--;
+        typed = vm_option(L, last, "dtype");
+        if (typed) type.dtype = (uint8_t)vm_dtype(L, -1, -1);
+        lua_settop(L, last - 1);
     }
-    if (last < 3)
+    vm_read_op(L, ML_OP_DOT, &node, sources);
+    if (typed) node.type = &type;
+    if (node.arg_count == 0)
         vm_fail_with(L, sources, 2, push_shared_help(L, sources),
                      "dot needs the axes that it sums over");
-    add_axis_arguments(L, &node, 3, last, sources[0], "dot");
     ml_ref product = precision_product(L, &node, 2);
     vm_hint_scores(L, product);
     return vm_push_tensor(L, product);
@@ -629,33 +422,6 @@ static const vm_entry methods[] = {
     {"rename", tensor_rename, "old: Axis|string|table, new?: Axis|string -> Tensor",
      "the same elements under other axis names: t:rename(\"seq\", \"kv_seq\") or "
      "t:rename{seq=\"kv_seq\"}"},
-    {"slice", tensor_slice, "axis: Axis|string, start?: integer, stop?: integer -> Tensor",
-     "the elements start .. stop-1 along an axis, counted from 0; negative counts from the end"},
-    {"pad", tensor_pad, "axis: Axis|string, before: integer, after?: integer -> Tensor",
-     "zeros before and after along an axis"},
-    {"split", tensor_split, "axis: Axis|string, outer: Axis, inner: Axis -> Tensor",
-     "one axis as two: index = outer * inner size + inner"},
-    {"merge", tensor_merge, "outer: Axis|string, inner: Axis|string, merged: Axis|string -> Tensor",
-     "two axes as one: index = outer * inner size + inner"},
-    {"gather", tensor_gather, "index: Tensor, axis: Axis|string -> Tensor",
-     "elements along an axis at the i32 indices, 0 to its size - 1: a program that is fed others "
-     "is an "
-     "error before it runs; computed ones outside give 0"},
-    {"sum", tensor_sum, "...: Axis|string -> Tensor",
-     "the sum over the named axes; over all axes when none is named"},
-    {"max", tensor_max, "...: Axis|string -> Tensor",
-     "the largest over the named axes; over all axes when none is named"},
-    {"min", tensor_min, "...: Axis|string -> Tensor",
-     "the smallest over the named axes; over all axes when none is named"},
-    {"argmax", tensor_argmax, "axis: Axis|string -> Tensor",
-     "the i32 index of the largest along an axis; the first of equals"},
-    {"cumsum", tensor_cumsum, "axis: Axis|string, options?: {reverse: boolean} -> Tensor",
-     "running sums along an axis"},
-    {"sort", tensor_sort, "axis: Axis|string, options?: {descending: boolean} -> Tensor, Tensor",
-     "sorted along an axis, stable; gives values and i32 indices"},
-    {"top_k", tensor_top_k,
-     "axis: Axis|string, k: integer, new_axis?: Axis|string -> Tensor, Tensor",
-     "the k largest along an axis, largest first; gives values and i32 indices"},
     {"dot", tensor_dot, "other: Tensor, ...: Axis|string|{dtype: string} -> Tensor",
      "the sum of products over the named axes; accumulates in f32 or wider. Operands that are f32 "
      "by default (inputs, random draws) are rounded to the compute dtype; x:cast(\"f32\"), "
