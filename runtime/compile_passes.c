@@ -147,6 +147,9 @@ static bool merges_products(pass_context *c) {
     return on_fused_gpu(c);
 }
 
+static bool has_conv(pass_context *c) {
+    return ml_decompose_conv_applies(c->plan->graph);
+}
 static ml_graph *decompose_attention(pass_context *c) {
     ml_plan *plan = c->plan;
     return ml_decompose(plan->graph, &plan->roots, plan->target->longest_materialized);
@@ -262,6 +265,8 @@ static const pass rank_passes[] = {
      .purpose = "scatter-adds at sorted indices become sums of gathers"},
     {"split_scaled_sums", ml_split_scaled_sums, .when = splits_sums,
      .purpose = "factors that are constant along a sum leave it"},
+    {"decompose_conv", ml_decompose_conv, .when = has_conv,
+     .purpose = "convolutions become products and shifted views"},
     {"decompose_attention", .run_with = decompose_attention,
      .purpose = "attention over few keys becomes products and a softmax"},
     {"simplify_decomposed", ml_simplify,

@@ -338,6 +338,7 @@ void vm_state_register(lua_State *L);
 void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
+void vm_conv_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);

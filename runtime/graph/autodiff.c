@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
 
 /* A node that the roots reach. */

@@ -1,5 +1,6 @@
 /* FLOPs of one node (analysis.h). */
 #include "runtime/graph/analysis.h"
+#include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
 
 /* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention
@@ -45,6 +46,7 @@ double ml_flops(const ml_graph *g, ml_ref n) {
     }
     if (node->op == ML_OP_ATTENTION) return attention_flops(g, n, false);
     if (node->op == ML_OP_ATTENTION_GRAD) return attention_flops(g, n, true);
+    if (node->op == ML_OP_CONV) return conv_flops(g, n);
     if (ml_op_is_ragged(node->op)) return ragged_flops(g, n);
     if (info->op_class == ML_CLASS_REDUCE || info->op_class == ML_CLASS_SCAN)
         elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 0)));

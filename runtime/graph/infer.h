@@ -26,6 +26,7 @@ void infer_scatter(infer *in, ml_type *out);
 void infer_out(infer *in, ml_type *out);       /* types.c */
 void infer_attention(infer *in, ml_type *out); /* attention.c */
 void infer_ragged(infer *in, ml_type *out);    /* ragged.c */
+void infer_conv(infer *in, ml_type *out);      /* conv.c */
 void infer_ragged_gated(infer *in, const ml_type *out);
 
 /* Raise ML_INVALID with the sources as operands. `help` may be NULL. */

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/graph/conv.h"
 #include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 
@@ -233,6 +234,7 @@ static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
     case ML_OP_SCATTER_ADD: reference_scatter_add(a, b, (ml_axis)args[0], out); return;
+    case ML_OP_CONV: reference_conv(a, b, args, n->arg_count, out); return;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: break; /* ml_decompose has replaced them */
     }

@@ -496,6 +496,8 @@ static void infer_routine(infer *in, ml_type *out) {
         infer_attention(in, out);
     else if (ml_op_is_ragged(in->op))
         infer_ragged(in, out);
+    else if (in->op == ML_OP_CONV)
+        infer_conv(in, out);
     else
         ml_raise(ML_INTERNAL, "%s has no rule for its type", ml_ops[in->op].name);
 }

@@ -10,6 +10,9 @@
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 /* Remove PLACE: for one rank. */
 ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
+/* Convolutions as products and shifted views. */
+ml_graph *ml_decompose_conv(const ml_graph *from, ml_roots *roots);
+bool ml_decompose_conv_applies(const ml_graph *g); /* whether there is one */
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
 bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */

@@ -113,7 +113,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
         return false;
     const ml_ref *sources = ml_graph_sources(r->from, node);
     bool sums = n->op == ML_OP_DOT || n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_SCATTER_ADD ||
-                n->op == ML_OP_SUM;
+                n->op == ML_OP_SUM || n->op == ML_OP_CONV;
     bool moves = ml_op_moves(n->op) && n->op != ML_OP_BROADCAST && n->op != ML_OP_CONCAT;
     bool wide =
         sums || (n->op == ML_OP_CAST && ml_graph_type(r->from, sources[0])->dtype == ML_F32);
@@ -145,7 +145,7 @@ static ml_ref widened(rewrite *r, ml_ref node) {
     if (n->op == ML_OP_CAST) return r->map[ml_graph_source(r->from, node, 0)];
     ml_ref sources[4];
     bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* bf16 operands */
-                 n->op == ML_OP_RAGGED_OUTER;
+                 n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_CONV;
     for (int i = 0; i < n->source_count; i++) {
         ml_ref source = ml_graph_source(r->from, node, i);
         sources[i] = s->wide[source] ? s->widened[source] : r->map[source];

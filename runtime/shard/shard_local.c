@@ -191,7 +191,8 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         pair[0] = shifted(s, sources[0], out, at, local.size[at]);
         pair[1] = reduced_source(s, n, 1, sources[1], &need[1]);
         sources = pair;
-    } else if (op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN || op == ML_OP_DOT) {
+    } else if (op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN || op == ML_OP_DOT ||
+               op == ML_OP_CONV) {
         for (int k = 0; k < node->source_count; k++)
             pair[k] = reduced_source(s, n, k, sources[k], &need[k]);
         sources = pair;

@@ -4,6 +4,7 @@
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
 #include <string.h>
 
+#include "runtime/graph/conv.h"
 #include "runtime/shard/shard_internal.h"
 
 enum { FEW = 8 };
@@ -338,6 +339,25 @@ static void propose_reduced(sharder *s, ml_ref n) {
     }
 }
 
+/* Along every axis that no window names: split in the result, or a part of a sum. */
+static void propose_conv(sharder *s, ml_ref n) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    conv_window w[CONV_WINDOWS];
+    int count = conv_read(s->from, n, w);
+    for (int k = 0; k < 2; k++) {
+        const ml_type *from = source_type(s, n, k);
+        for (int i = 0; i < from->rank; i++) {
+            ml_axis axis = from->axis[i];
+            int at[2] = {ml_type_find(source_type(s, n, 0), axis),
+                         ml_type_find(source_type(s, n, 1), axis)};
+            bool proposed = k == 1 && at[0] >= 0;
+            for (int j = 0; j < count; j++)
+                proposed = proposed || w[j].axis == axis || w[j].taps == axis;
+            if (!proposed) cut(s, n, axis, at, ml_type_find(t, axis), ML_PARTIAL_SUM);
+        }
+    }
+}
+
 /* Rows of groups: a rank with some of the groups computes a part of the sum; a rank with some of
  * the rows counts its groups' bounds from where its rows begin. */
 static void propose_ragged(sharder *s, ml_ref n) {
@@ -543,6 +563,7 @@ static void propose_rest(sharder *s, ml_ref n) {
     case ML_OP_MAX:
     case ML_OP_MIN:
     case ML_OP_DOT: propose_reduced(s, n); break;
+    case ML_OP_CONV: propose_conv(s, n); break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER:
         propose_ragged(s, n);

@@ -1,6 +1,7 @@
 /* See tests/graph/support.h. */
 #include "tests/graph/support.h"
 #include "runtime/graph/collectives.h"
+#include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
 
 #include <stdio.h>
@@ -162,6 +163,13 @@ static ml_ref sample_ragged(ml_graph *g, ml_op op) {
     return ml_ragged_dot(g, (ml_ref[]){x, w, starts, ends}, rows, reduced, ML_F32);
 }
 
+static ml_ref sample_conv(ml_graph *g) {
+    conv_window window = {graph_axis(g, "s"), graph_axis(g, "k"), 1, 1, 1, 2};
+    ml_type type = graph_axes(g, ML_F32, "b2 s4");
+    return ml_conv(g, graph_input(g, ML_F32, "b2 s4"), graph_input(g, ML_F32, "k3"), &window, 1,
+                   &type);
+}
+
 ml_ref graph_sample(ml_graph *g, ml_op op) {
     ml_ref x;
     ml_axis s = graph_axis(g, "s");
@@ -187,6 +195,7 @@ ml_ref graph_sample(ml_graph *g, ml_op op) {
         return ml_graph_add(g, op, &x, 1, (int64_t[]){s, 3, graph_axis(g, "k")}, 3, NULL);
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: return sample_ragged(g, op);
+    case ML_OP_CONV: return sample_conv(g);
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: return sample_attention(g, op);
     default: break;

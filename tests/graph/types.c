@@ -30,6 +30,7 @@ static const char *const EXPECTED[ML_OP_COUNT] = {
     [ML_OP_DOT] = "f32[b=2, n=3]",
     [ML_OP_RAGGED_DOT] = "f32[r=6, f=5]",
     [ML_OP_RAGGED_OUTER] = "f32[e=4, d=3, f=5]",
+    [ML_OP_CONV] = "f32[b=2, s=4]",
     [ML_OP_SCATTER_ADD] = "f32[v=9, d=8]",
     [ML_OP_ATTENTION] = "f32[b=2, s=5, h=4, d=8]",
     [ML_OP_ATTENTION_GRAD] = "f32[b=2, s=5, h=4, d=8]",

@@ -127,6 +127,7 @@ static const action actions[] = {
     {"invert_permutations", .pass = ml_invert_permutations},
     {"split_scaled_sums", .pass = ml_split_scaled_sums},
     {"split_f32_products", .pass = ml_split_f32_products, .tolerance = 1e-6},
+    {"decompose_conv", .pass = ml_decompose_conv},
     {"decompose_attention", .pass = decompose},
     {"merge_products", .pass = ml_merge_products},
     {"propagate_layout", .pass = ml_propagate_layout},

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
 #include "tests/passes/support.h"
 
@@ -228,6 +229,26 @@ BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "r7 d3", "e4 d3 n2"))
 BUILD(build_ragged_turned, ragged(f, ML_OP_RAGGED_DOT, "d3 r7", "n2 e4 d3"))
 BUILD(build_outer, ragged(f, ML_OP_RAGGED_OUTER, "r7 d3", "n2 r7"))
 
+/* Windows as "axis taps up stride dilation before", of axes of a. */
+static ml_ref conv(fixture *f, const char *a, const char *b, const char *out, int64_t stride,
+                   int64_t dilation, int64_t before) {
+    ml_type type = TYPE(out);
+    bool two = strstr(a, "t") != NULL;
+    conv_window w[2] = {{AXIS("s"), AXIS("k"), 1, stride, dilation, before},
+                        {AXIS("t"), AXIS("l"), 1, 1, dilation, 0}};
+    return ml_conv(f->g, x_of(f, a), x_of(f, b), w, two ? 2 : 1, &type);
+}
+BUILD(build_conv, conv(f, "b2 s4 d2", "k3 d2", "b2 s4 d2", 1, 1, 2))
+BUILD(build_conv_full, conv(f, "b2 s5 d2", "d2 h3 k2", "b2 s2 h3", 2, 2, 0))
+BUILD(build_conv_patches, conv(f, "s4 d2", "d2 h3 k2", "s2 h3", 2, 1, 0))
+BUILD(build_conv_two, conv(f, "s3 t4 d2", "l2 d2 k2", "t3 s4 d2", 1, 1, 1))
+BUILD(build_conv_filter, conv(f, "b2 s5 d2", "b2 s3 d2", "d2 k2", 2, 1, 1))
+static ml_ref build_conv_up(fixture *f) {
+    ml_type type = TYPE("b2 s5 h2");
+    conv_window w = {AXIS("s"), AXIS("k"), 2, 1, -1, -1};
+    return ml_conv(f->g, x_of(f, "b2 s3 d2"), x_of(f, "k3 d2 h2"), &w, 1, &type);
+}
+
 static ml_ref attention(fixture *f, const char *q, const char *k) {
     ml_ref sources[3] = {x_of(f, q), x_of(f, k), x_of(f, k)};
     bool grouped = strstr(k, "kv_heads") != NULL;
@@ -299,6 +320,12 @@ static const op_case cases[] = {
     {ML_OP_SCATTER_ADD, "f64[v=5, d=2]", build_scatter},
     {ML_OP_SCATTER_ADD, "f64[b=2, v=5]", build_scatter_rows},
     {ML_OP_SCATTER_ADD, "f64[b=2, s=3, v=5]", build_scatter_one},
+    {ML_OP_CONV, "f64[b=2, s=4, d=2]", build_conv},
+    {ML_OP_CONV, "f64[b=2, s=2, h=3]", build_conv_full},
+    {ML_OP_CONV, "f64[s=2, h=3]", build_conv_patches},
+    {ML_OP_CONV, "f64[t=3, s=4, d=2]", build_conv_two},
+    {ML_OP_CONV, "f64[d=2, k=2]", build_conv_filter},
+    {ML_OP_CONV, "f64[b=2, s=5, h=2]", build_conv_up},
     {ML_OP_ATTENTION, "f64[b=2, seq=3, heads=2, dim=2]", build_attention},
     {ML_OP_ATTENTION, "f64[seq=3, heads=4, dim=2]", build_attention_grouped},
     {ML_OP_ATTENTION, "f64[b=2, heads=2, seq=3]", build_attention_lse},

@@ -166,7 +166,10 @@ typedef struct {
 } named_pass;
 
 static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
-    return ml_decompose(from, roots, INT64_MAX);
+    ml_graph *without = ml_decompose_conv(from, roots);
+    ml_graph *g = ml_decompose(without, roots, INT64_MAX);
+    ml_graph_free(without);
+    return g;
 }
 /* Products of more than 80 elements are what it counts as large here. */
 static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {

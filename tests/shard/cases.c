@@ -1,5 +1,6 @@
 /* See tests/shard/cases.h. */
 #include "tests/shard/cases.h"
+#include "runtime/graph/conv.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -238,6 +239,17 @@ static ml_ref build_sequences(fixture *f) {
     return ml_scatter_add(f->g, indices(f, "e4 b8", 4), y, AXIS("s"), &tokens);
 }
 
+static ml_ref conv(fixture *f, const char *a, const char *b, const char *out, int64_t stride,
+                   int64_t before) {
+    ml_type type = TYPE(out);
+    conv_window w = {AXIS("s"), AXIS("k"), 1, stride, 1, before};
+    return ml_conv(f->g, operand(f, a), operand(f, b), &w, 1, &type);
+}
+BUILD(build_conv, conv(f, "b4 s8 d4", "k3 d4", "b4 s8 d4", 1, 2))
+BUILD(build_conv_full, conv(f, "b4 s8 d4", "d4 h4 k2", "b4 s4 h4", 2, 1))
+BUILD(build_conv_groups, conv(f, "b4 s8 h4 d4", "k3 h4 d4 e4", "b4 s8 h4 e4", 1, 1))
+BUILD(build_conv_filter, conv(f, "b4 s8 d4", "b4 s8 d4", "d4 k3", 1, 2))
+
 static ml_ref attention(fixture *f, const char *kv, const char *heads) {
     ml_ref sources[3] = {operand(f, "b4 s4 h8 d2"), operand(f, kv), operand(f, kv)};
     ml_attention_args args = {.seq = AXIS("s"),
@@ -301,6 +313,10 @@ static const op_case cases[] = {
     {ML_OP_RAGGED_OUTER, build_ragged_outer},
     {ML_OP_RAGGED_DOT, shard_case_experts},
     {ML_OP_RAGGED_DOT, build_sequences},
+    {ML_OP_CONV, build_conv},
+    {ML_OP_CONV, build_conv_full},
+    {ML_OP_CONV, build_conv_groups},
+    {ML_OP_CONV, build_conv_filter},
     {ML_OP_ATTENTION, build_attention},
     {ML_OP_ATTENTION, build_attention_grouped},
 };

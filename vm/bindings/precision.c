@@ -20,7 +20,7 @@ static bool is_wide(const ml_graph *g, ml_ref n) {
 }
 
 static bool is_product(ml_op op) {
-    return ml_op_is(op, ML_PRODUCT) || ml_op_attends(op);
+    return ml_op_is(op, ML_PRODUCT) || op == ML_OP_CONV || ml_op_attends(op);
 }
 
 static bool is_said_input(const ml_vm *vm, ml_ref n) {

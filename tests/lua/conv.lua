@@ -1,0 +1,158 @@
+-- m.conv against plain loops: what padding, strides and dilations mean, which axes are paired, summed and new; finite
+-- differences of its gradients; its errors.
+local m = require "mlua"
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+
+-- Windows of one axis, as the text of m.conv says: zeros before and after.
+local function zeros_around(size, taps, o)
+  local reach, stride = (o.dilation or 1) * (taps - 1), o.stride or 1
+  local padding = o.padding or "valid"
+  if o.causal then return reach, 0 end
+  if padding == "valid" then return 0, 0 end
+  if type(padding) == "number" then return padding, padding end
+  if type(padding) == "table" then return padding[1], padding[2] end
+  local steps = math.ceil(size / stride)
+  local total = math.max((steps - 1) * stride + reach + 1 - size, 0)
+  return total // 2, total - total // 2
+end
+
+-- y[t][out] of x[seq][channel] and w(tap, channel, out): `mixed` sums over the channels.
+local function by_loops(x, w, seq, channels, taps, outs, o, mixed)
+  local before, after = zeros_around(seq, taps, o)
+  local stride, dilation, y = o.stride or 1, o.dilation or 1, {}
+  local t = 0
+  while t * stride + dilation * (taps - 1) <= before + seq + after - 1 do
+    for out = 0, outs - 1 do
+      local sum = 0
+      for k = 0, taps - 1 do
+        local p = t * stride + dilation * k - before
+        for c = mixed and 0 or out, mixed and channels - 1 or out do
+          if p >= 0 and p < seq then sum = sum + x[p * channels + c + 1] * w(k, c, out) end
+        end
+      end
+      y[#y + 1] = sum
+    end
+    t = t + 1
+  end
+  return y, t
+end
+
+local function numbers(n, seed)
+  local out = {}
+  for i = 1, n do out[i] = (i * 7 + seed * 13) % 11 / 4 - 1.2 end
+  return out
+end
+
+local CASES = {
+  { causal = true }, { padding = "same" }, {}, { padding = 2 }, { padding = { 0, 3 } }, { causal = true, stride = 2 },
+  { padding = "same", stride = 3, dilation = 2 }, { padding = { 4, 1 }, stride = 2, dilation = 2 },
+}
+local outputs, wanted, inputs, given = {}, {}, {}, {}
+for number, case in ipairs(CASES) do
+  for _, size in ipairs { { 7, 3 }, { 2, 4 }, { 5, 1 } } do -- the second is shorter than its window
+    local seq, taps = size[1], size[2]
+    local before, after = zeros_around(seq, taps, case)
+    if before + seq + after > (case.dilation or 1) * (taps - 1) then
+      local name = ("%d_%d"):format(number, seq)
+      local S, C, K, O = m.axis("seq", seq), m.axis("channels", 3), m.axis("width", taps), m.axis("out", 2)
+      inputs["x" .. name], inputs["w" .. name], inputs["f" .. name] = { S, C }, { K, C }, { C, O, K }
+      local x, w, f = numbers(seq * 3, number), numbers(3 * taps, seq), numbers(6 * taps, taps)
+      given["x" .. name], given["w" .. name], given["f" .. name] = x, w, f
+      local options = { axis = "seq" }
+      for key, value in pairs(case) do options[key] = value end
+      outputs[#outputs + 1] = function(i) return "d" .. name, m.conv(i["x" .. name], i["w" .. name], options) end
+      wanted["d" .. name] = by_loops(x, function(k, c) return w[k * 3 + c + 1] end, seq, 3, taps, 3, case, false)
+      local full = { over = "channels", taps = K }
+      for key, value in pairs(options) do full[key] = value end
+      outputs[#outputs + 1] = function(i) return "m" .. name, i["x" .. name]:conv(i["f" .. name], full) end
+      wanted["m" .. name] = by_loops(x, function(k, c, o) return f[(c * 2 + o) * taps + k + 1] end, seq, 3, taps, 2, case, true)
+    end
+  end
+end
+local out = m.compile(function(i)
+  local all = {}
+  for _, make in ipairs(outputs) do
+    local name, y = make(i)
+    all[name] = y
+  end
+  return all
+end, inputs)(given)
+for name, values in pairs(wanted) do check.all(out[name], values, 1e-5, name) end
+
+-- Gradients of a causal one against differences of the loss by the loops.
+local S, C, K = m.axis("seq", 6), m.axis("channels", 3), m.axis("width", 3)
+local x, w = numbers(18, 1), numbers(9, 2)
+local function loss()
+  local sum = 0
+  for i, y in ipairs((by_loops(x, function(k, c) return w[k * 3 + c + 1] end, 6, 3, 3, 3, { causal = true }, false))) do sum = sum + i * y * y end
+  return sum
+end
+local got = m.compile(function(i)
+  local y = m.conv(i.x, i.w, { axis = S, causal = true })
+  local weight = (m.iota(S) * 3):cast "f32":broadcast { C }:permute("seq", "channels") + m.iota(C):cast "f32" + 1
+  local g = m.grad((y * y * weight):sum(), { i.x, i.w })
+  return { x = g[1], w = g[2] }
+end, { x = { S, C }, w = { K, C } }) { x = x, w = w }
+for name, list in pairs { x = x, w = w } do
+  local slopes, step = {}, 1e-4
+  for i, value in ipairs(list) do
+    list[i] = value + step
+    local high = loss()
+    list[i] = value - step
+    slopes[i] = (high - loss()) / (2 * step)
+    list[i] = value
+  end
+  check.all(got[name], slopes, 1e-4, "gradient of " .. name)
+end
+
+-- An image: rows and columns of their own, strides by name, a group of channels that is kept.
+local H, W, G, I = m.axis("height", 4), m.axis("width", 5), m.axis("groups", 2), m.axis("inner", 2)
+local pixels, filter = numbers(80, 3), numbers(2 * 2 * 2 * 3 * 2, 4)
+local image = m.compile(function(i)
+  return m.conv(i.x, i.w, { axis = { "height", "width" }, taps = { "rows", "columns" }, over = "inner", stride = { width = 2 }, padding = { height = 1 } })
+end, { x = { H, W, G, I }, w = { G, I, m.axis("out", 3), m.axis("rows", 2), m.axis("columns", 2) } })
+local y, at = image { x = pixels, w = filter }, 0
+for row = 0, 4 do
+  for column = 0, 1 do
+    for g = 0, 1 do
+      for o = 0, 2 do
+        local sum = 0
+        for r = 0, 1 do
+          for c = 0, 1 do
+            for i = 0, 1 do
+              local py, px = row + r - 1, column * 2 + c
+              if py >= 0 and py < 4 then sum = sum + pixels[((py * 5 + px) * 2 + g) * 2 + i + 1] * filter[((((g * 2 + i) * 3 + o) * 2 + r) * 2 + c) + 1] end
+            end
+          end
+        end
+        at = at + 1
+        check.near(y[at], sum, 1e-5, "pixel " .. at)
+      end
+    end
+  end
+end
+check.equal(#y, at)
+
+-- Errors.
+local a = core.input("a", { m.axis("batch", 2), m.axis("seq", 4), m.axis("embed", 3) })
+local b = core.input("b", { m.axis("embed", 3), m.axis("width", 6) })
+local c = core.input("c", { m.axis("embed", 3), m.axis("out", 5), m.axis("width", 2) })
+check.raises("a window of 6 elements is longer than seq=4", m.conv, a, b, { axis = "seq" })
+check.raises("m.conv needs its axis", m.conv, a, b)
+check.raises("has no option \"dilate\"", m.conv, a, b, { axis = "seq", dilate = 2 })
+check.raises("\"time\"", m.conv, a, b, { axis = "time" })
+check.raises("may be the taps: out, width", m.conv, a, c, { axis = "seq", over = "embed" })
+check.raises("takes padding or causal, not both", m.conv, a, b, { axis = "seq", causal = true, padding = 1 })
+check.raises("stride must be an integer from 1 on, got 0", m.conv, a, b, { axis = "seq", causal = true, stride = 0 })
+check.raises("padding must be an integer from 0 on, got -1", m.conv, a, b, { axis = "seq", padding = -1 })
+check.raises("padding must be \"same\"", m.conv, a, b, { axis = "seq", padding = "full" })
+check.raises("stride names \"time\"", m.conv, a, b, { axis = "seq", stride = { time = 2 } })
+check.raises("cannot sum over \"batch\": the filter has no such axis", m.conv, a, c, { axis = "seq", over = { "batch" }, taps = "width" })
+check.raises("convolves along \"seq\" and cannot sum it", m.conv, a, b, { axis = "seq", over = "seq", causal = true })
+check.raises("names \"seq\" twice", m.conv, a, b, { axis = { "seq", "seq" } })
+check.raises("works on floats", m.conv, a:cast "i32", b, { axis = "seq", causal = true })
+check.raises("\"embed\" is 3 in the tensor, 4 in the filter", m.conv, a, core.input("d", { m.axis("embed", 4), m.axis("width", 2) }), { axis = "seq" })
+check.raises("more than 4096 taps", m.conv, a, core.input("e", { m.axis("embed", 3), m.axis("width", 5000) }), { axis = "seq", causal = true })
+check.done()
