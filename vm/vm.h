@@ -281,6 +281,7 @@ int64_t vm_integer(lua_State *L, int index, const char *what);
 bool vm_option(lua_State *L, int table, const char *key); /* pushes the field where it is set */
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known);
 void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t);
+void vm_format_bytes(char *out, size_t size, int64_t bytes); /* "12.5 MiB" */
 void vm_push_suggestion(lua_State *L, const char *word,
                         int words); /* list at `words`; pushes or nil */
 bool vm_is_class(lua_State *L, int index, const char *class_name);
@@ -325,6 +326,23 @@ void vm_push_state(lua_State *L, uint32_t id);    /* the one State of an id */
 ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
                   lua_CFunction gc);
+
+/* Set a field of the table at the top of the stack. */
+static inline void vm_set_integer(lua_State *L, const char *key, lua_Integer value) {
+    lua_pushinteger(L, value), lua_setfield(L, -2, key);
+}
+static inline void vm_set_number(lua_State *L, const char *key, double value) {
+    lua_pushnumber(L, value), lua_setfield(L, -2, key);
+}
+static inline void vm_set_boolean(lua_State *L, const char *key, bool value) {
+    lua_pushboolean(L, value), lua_setfield(L, -2, key);
+}
+static inline void vm_set_string(lua_State *L, const char *key, const char *text) { /* NULL: nil */
+    lua_pushstring(L, text), lua_setfield(L, -2, key);
+}
+static inline void vm_set_function(lua_State *L, const char *key, lua_CFunction function) {
+    lua_pushcfunction(L, function), lua_setfield(L, -2, key);
+}
 
 /* Registration: each adds its rows to the table `core` at the top of the stack. */
 void vm_register(lua_State *L, const vm_entry *entries);

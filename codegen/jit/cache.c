@@ -180,8 +180,7 @@ ml_status cache_save_source(const char *to, const char *name, const char *prelud
                             const char *const *sources, int count, char *out, int size) {
     char path[PATH_SIZE] = "";
     if (to[0] != '/' && cache_options.keep != to) {
-        ml_status status = ml_cache_path(path, sizeof path);
-        if (status != ML_OK) return status;
+        ML_TRY(ml_cache_path(path, sizeof path));
         strncat(path, "/", sizeof path - strlen(path) - 1);
     }
     strncat(path, to, sizeof path - strlen(path) - 1);

@@ -256,8 +256,7 @@ ml_status cache_temporary(const char *suffix, char *out, int size) {
     static char tag[ML_LEFTOVER_TAG];
     static pid_t tagged;
     char path[PATH_SIZE];
-    ml_status status = ml_cache_path(path, sizeof path);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_cache_path(path, sizeof path));
     pthread_mutex_lock(&folder.mutex);
     if (tagged != getpid()) { /* a forked process is another one */
         ml_leftover_tag(tag);

@@ -269,8 +269,7 @@ static ml_status compile_batch(batch *b) {
         status = compile_in(b, folder);
         if (status != ML_IO || tried == MOST_FOLDERS) return status;
         snprintf(reason, sizeof reason, "%.255s", ml_error_last()->text);
-        status = cache_replace_folder(folder, reason);
-        if (status != ML_OK) return status;
+        ML_TRY(cache_replace_folder(folder, reason));
     }
 }
 

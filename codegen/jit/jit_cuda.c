@@ -187,9 +187,8 @@ static ml_status compile_source(const ml_kernel *kernel, const char *source, int
 }
 
 static ml_status compile_kernel(const compile_call *call, int i, uint64_t key[2]) {
-    ml_status status = compile_source(call->kernels[i], call->sources[i], call->arch,
-                                      &call->jit->images[i], &call->jit->sizes[i]);
-    if (status != ML_OK) return status;
+    ML_TRY(compile_source(call->kernels[i], call->sources[i], call->arch, &call->jit->images[i],
+                          &call->jit->sizes[i]));
     /* A cache that cannot be written costs time only: the image is here. */
     if (ml_cache_write(key, "cubin", call->jit->images[i], call->jit->sizes[i]) != ML_OK)
         ml_debug(1, "%s\n", ml_error_last()->text);

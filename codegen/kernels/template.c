@@ -83,12 +83,6 @@ void template_loop_add(ml_template_loops *loops, int64_t size, int64_t stride) {
     loops->stride[loops->count++] = stride;
 }
 
-int64_t template_loop_total(const ml_template_loops *loops) {
-    int64_t total = 1;
-    for (int i = 0; i < loops->count; i++) total *= loops->size[i];
-    return total;
-}
-
 const char *template_offset(ml_arena *arena, const ml_template_loops *loops, const char *index) {
     ml_text out = {.arena = arena};
     ml_text_add(&out, "(");

@@ -37,7 +37,6 @@ typedef struct {
     int64_t size[ML_MAX_AXES], stride[ML_MAX_AXES];
 } ml_template_loops;
 void template_loop_add(ml_template_loops *loops, int64_t size, int64_t stride);
-int64_t template_loop_total(const ml_template_loops *loops);
 const char *template_offset(ml_arena *arena, const ml_template_loops *loops, const char *index);
 
 /* Memory that only this step's kernels use, as a further written value; the value is its position

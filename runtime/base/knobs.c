@@ -63,8 +63,7 @@ static const knob KNOBS[] = {
     {"MLUA_RECOMPUTE", "0|1",
      "1: compute activations again in the backward pass wherever that saves memory; 0: nowhere; "
      "where not set, on a GPU those that take next to no time, but none where zero-bubble stages "
-     "put "
-     "weight gradients off and memory allows",
+     "put weight gradients off and memory allows",
      NUMBER, AT(recompute)},
     {"MLUA_CHUNK", "MIB",
      "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
@@ -72,8 +71,7 @@ static const knob KNOBS[] = {
      NUMBER, AT(chunk)},
     {"MLUA_COPIES", "0|1",
      "0: parameters are cast for a GPU's products where these run; else their casts are cached, "
-     "and "
-     "set with the parameters, or once a step by pipeline stages, where memory allows",
+     "and set with the parameters, or once a step by pipeline stages, where memory allows",
      FLAG, AT(copies)},
     {"MLUA_BATCH", "0|1",
      "0: a launch for each kernel; else a GPU runs those that are alike in one", FLAG, AT(batch)},
@@ -83,8 +81,7 @@ static const knob KNOBS[] = {
      NUMBER, AT(overlap)},
     {"MLUA_HALVES", "0|1",
      "one half of the batch computes while the other exchanges: 0 never, 1 wherever it can; "
-     "default: "
-     "on GPUs, where that hides much",
+     "default: on GPUs, where that hides much",
      NUMBER, AT(halves)},
     {"MLUA_PEER", "0..8",
      "GPUs of one host copy to and from one another's memory (default 1): messages of pipeline "

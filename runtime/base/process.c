@@ -12,8 +12,7 @@ static atomic_int cleaner_count;
 static atomic_flag cleaned = ATOMIC_FLAG_INIT;
 static atomic_bool abandoned;
 
-/* ---- Signals ----------------------------------------------------------------------------------
- */
+/* ---- Signals --------------------------------------------------------------------------------- */
 
 /* Whether what this process writes there has no reader any more. */
 static bool unread(int fd) {
@@ -48,8 +47,7 @@ int ml_process_thread(pthread_t *thread, void *(*body)(void *), void *argument) 
     return error;
 }
 
-/* ---- The end ----------------------------------------------------------------------------------
- */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 void ml_process_at_end(void (*clean)(void)) {
     int place = atomic_fetch_add(&cleaner_count, 1);

@@ -38,8 +38,7 @@ struct ml_channel {
     uint32_t seen;          /* of the counter that is waited for */
 };
 
-/* ---- Making one -------------------------------------------------------------------------------
- */
+/* ---- Making one ------------------------------------------------------------------------------ */
 
 static bool is_end(const ml_channel *e) {
     return e->from == e->comm->rank || e->to == e->comm->rank;
@@ -163,8 +162,7 @@ int ml_channel_to(const ml_channel *channel) {
     return channel->to;
 }
 
-/* ---- Messages ---------------------------------------------------------------------------------
- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -286,8 +284,7 @@ static ml_status wait_for_message(ml_channel *e, int64_t bytes) {
     for (;;) {
         e->seen = atomic_load(&r->filled);
         if (atomic_load(&r->sent) != received) break;
-        ml_status status = wait_for_change(e);
-        if (status != ML_OK) return status;
+        ML_TRY(wait_for_change(e));
     }
     int64_t sent = r->sizes[received % MESSAGES];
     return sent == bytes ? ML_OK : differs(e, sent, bytes);

@@ -51,8 +51,7 @@ static void put_chunk(const collective *c, int64_t at) {
     copy(buffer_of(c->g, c->g->rank, c->g->step), c->in + at * c->width, part_at(c, at) * c->width);
 }
 
-/* ---- All-reduce -------------------------------------------------------------------------------
- */
+/* ---- All-reduce ------------------------------------------------------------------------------ */
 
 static void sources_at(const collective *c, uint32_t step) {
     for (int i = 0; i < c->g->size; i++) c->g->sources[i] = buffer_of(c->g, i, step);
@@ -108,8 +107,7 @@ static ml_status all_reduce(const collective *c) {
     return ML_OK;
 }
 
-/* ---- The others -------------------------------------------------------------------------------
- */
+/* ---- The others ------------------------------------------------------------------------------ */
 
 /* The result is the operands of members [first, first + members), one after another. */
 static ml_status take(const collective *c, int first, int members) {

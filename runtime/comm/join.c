@@ -41,8 +41,7 @@ ml_status comm_join(ml_comm *comm, const ml_launch *launch) {
                 *launch->address ? ": " : "", launch->address);
         return ml_help("set MASTER_ADDR to the name of rank 0's host, and MASTER_PORT");
     }
-    ml_status status = comm_secret(launch, secret);
-    if (status != ML_OK) return status;
+    ML_TRY(comm_secret(launch, secret));
     make_key(&job, secret);
     return launch->rank == 0 ? join_serve(comm, &job) : join_enter(comm, &job);
 }

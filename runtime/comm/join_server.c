@@ -32,8 +32,7 @@ typedef struct {
     struct pollfd *polled;
 } server;
 
-/* ---- Handshakes -------------------------------------------------------------------------------
- */
+/* ---- Handshakes ------------------------------------------------------------------------------ */
 
 static void welcome(server *s, guest *g, join_welcome *w) {
     join_who_fill(s->job->launch, &w->who);
@@ -146,8 +145,7 @@ static void serve_once(server *s) {
     if (s->polled[0].revents) accept_guest(s);
 }
 
-/* ---- Handing out the segment ------------------------------------------------------------------
- */
+/* ---- Handing out the segment ----------------------------------------------------------------- */
 
 static bool send_descriptor(int socket, int fd) {
     char byte = 'm';
@@ -216,8 +214,7 @@ static ml_status hand_out(server *s, int segment) {
                    s->ranks[ended].answer.who.pid);
 }
 
-/* ---- All are there ----------------------------------------------------------------------------
- */
+/* ---- All are there --------------------------------------------------------------------------- */
 
 static ml_status keep_wires(ml_comm *comm, server *s, int other) {
     comm->wire = wire_new(s->world);
@@ -307,8 +304,7 @@ static ml_status open_port(server *s) {
 }
 
 static ml_status serve(ml_comm *comm, server *s) {
-    ml_status status = open_port(s);
-    if (status != ML_OK) return status;
+    ML_TRY(open_port(s));
     while (s->joined < s->world - 1) {
         if (comm_now() > s->job->deadline) return too_late(s);
         serve_once(s);

@@ -58,8 +58,7 @@ typedef struct {
         secret[65]; /* where MLUA_HOSTS forbids ranks to share this one's memory; "" */
 } launcher;
 
-/* ---- Output -----------------------------------------------------------------------------------
- */
+/* ---- Output ---------------------------------------------------------------------------------- */
 
 static void write_all(const char *text, size_t size) {
     while (size) {
@@ -115,8 +114,7 @@ static void close_output(child *c, int rank) {
     c->used = 0;
 }
 
-/* ---- Starting ---------------------------------------------------------------------------------
- */
+/* ---- Starting -------------------------------------------------------------------------------- */
 
 static void set_number(const char *name, int value) {
     char text[32];
@@ -212,8 +210,7 @@ static ml_status start(launcher *l, char **argv) {
     return ML_OK;
 }
 
-/* ---- Ending -----------------------------------------------------------------------------------
- */
+/* ---- Ending ---------------------------------------------------------------------------------- */
 
 static void signal_ranks(launcher *l, int number) {
     for (int i = 0; l->children && i < l->ranks; i++)
@@ -389,8 +386,7 @@ static int launch(int ranks, const ml_comm_options *options, char **argv, pid_t 
     return l.peers_ended || l.killed ? ML_EXIT_PEER : 0;
 }
 
-/* ---- Beside other children --------------------------------------------------------------------
- */
+/* ---- Beside other children ------------------------------------------------------------------- */
 
 static bool has_children(void) {
     siginfo_t any;

@@ -17,8 +17,7 @@ static const double SLICE = 0.1;
 enum { LEAST_SPINS = 16 };
 #define NO_PROGRESS "shows no progress for %.0f s (MLUA_TIMEOUT=SECONDS waits longer)"
 
-/* ---- Failures ---------------------------------------------------------------------------------
- */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 static _Atomic bool peer_failed;
 
@@ -58,8 +57,7 @@ bool ml_comm_fail(ml_comm *comm, const char *text) {
     return comm_may_report(comm->segment);
 }
 
-/* ---- Waiting ----------------------------------------------------------------------------------
- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 
 static inline void rest(void) {
 #ifdef __x86_64__
@@ -170,8 +168,7 @@ void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers) {
     if (atomic_load(sleepers)) syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------
- */
+/* ---- Meeting --------------------------------------------------------------------------------- */
 
 /* The first member that has not reached this step; -1 where all have. */
 static int first_missing(const void *argument) {
@@ -196,8 +193,7 @@ ml_status comm_meet(ml_group *g) {
         comm_wake(&leader->step, &leader->sleepers);
     } else {
         comm_wait wait = {&leader->step, &leader->sleepers, g->step, g->what, first_missing, g};
-        ml_status status = comm_sleep(g->comm, &wait, &g->spins);
-        if (status != ML_OK) return status;
+        ML_TRY(comm_sleep(g->comm, &wait, &g->spins));
     }
     g->step++;
     return ML_OK;
@@ -246,8 +242,7 @@ ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
     return ML_OK;
 }
 
-/* ---- Waits that are not ours ------------------------------------------------------------------
- */
+/* ---- Waits that are not ours ----------------------------------------------------------------- */
 
 /* For whom a rank waits whose GPU does not finish: one that has ended, or one that is not
  * waiting itself; where all wait, this one's GPU. */

@@ -13,8 +13,7 @@
 enum { SPINS = 2048, SPINS_CROWDED = 64 };
 static const double PART_SECONDS = 5;
 
-/* ---- Groups -----------------------------------------------------------------------------------
- */
+/* ---- Groups ---------------------------------------------------------------------------------- */
 
 static ml_group *group_new(ml_comm *comm, const int *ranks, int count) {
     size_t head = sizeof(ml_group) + (size_t)count * sizeof(int);
@@ -137,8 +136,7 @@ uint64_t ml_comm_host(const ml_comm *comm) {
     return comm->host;
 }
 
-/* ---- Agreement --------------------------------------------------------------------------------
- */
+/* ---- Agreement ------------------------------------------------------------------------------- */
 
 /* One word of each rank, between hosts too. */
 static ml_status gather_words(ml_comm *comm, uint64_t mine, uint64_t *words) {
@@ -231,8 +229,7 @@ ml_status ml_comm_swap(ml_comm *comm, int other, const void *mine, void *theirs,
     return status;
 }
 
-/* ---- Parting ----------------------------------------------------------------------------------
- */
+/* ---- Parting --------------------------------------------------------------------------------- */
 
 static bool still_here(const ml_comm *comm, uint32_t times) {
     for (int i = 0; i < comm->world; i++) {
@@ -256,16 +253,14 @@ void ml_comm_part(ml_comm *comm) {
         usleep(1000);
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 static ml_status join(ml_comm *comm, const ml_launch *launch) {
     ml_status status = ML_OK;
     if (strncmp(launch->address, "fd:", 3) == 0)
         comm->fd = (int)strtol(launch->address + 3, NULL, 10);
     else
-        status = comm_join(comm, launch);
-    if (status != ML_OK) return status;
+        ML_TRY(comm_join(comm, launch));
     if (comm->wire) {
         comm->segment = comm_segment_alone(comm->world, &comm->mapped);
         return comm->segment ? ML_OK : ml_fail(ML_NO_MEMORY, "no memory to join the other ranks");

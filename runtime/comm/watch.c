@@ -19,8 +19,7 @@ static const double TICK = 0.2; /* seconds between beats */
 static const double GRACE = 8;  /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
 
-/* ---- The thread -------------------------------------------------------------------------------
- */
+/* ---- The thread ------------------------------------------------------------------------------ */
 
 /* What is known of one of the ranks after this one. */
 typedef struct {

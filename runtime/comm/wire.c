@@ -96,8 +96,7 @@ void wire_free(ml_comm *comm) {
     comm->wire = NULL;
 }
 
-/* ---- Failures ---------------------------------------------------------------------------------
- */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 static void lost(ml_comm *comm, int connection, const char *why) {
     char text[192];
@@ -259,8 +258,7 @@ void wire_watch(ml_comm *comm, double slice) {
     pthread_mutex_unlock(&wire->lock);
 }
 
-/* ---- Exchanges --------------------------------------------------------------------------------
- */
+/* ---- Exchanges ------------------------------------------------------------------------------- */
 
 /* How long a message does not come. */
 typedef struct {
@@ -398,8 +396,7 @@ ml_status wire_share(ml_comm *comm, void *bytes, size_t size) {
                            : get_frame(comm, 0, FRAME_SHARE, bytes, size);
 }
 
-/* ---- Pairs, and the end -----------------------------------------------------------------------
- */
+/* ---- Pairs, and the end ---------------------------------------------------------------------- */
 
 typedef struct {
     int64_t other;

@@ -71,8 +71,7 @@ static ml_status name_entry(const char *path, const ml_tokenizer *tokenizer, cha
     return ML_OK;
 }
 
-/* ---- Making an entry ---------------------------------------------------------------------------
- */
+/* ---- Making an entry ------------------------------------------------------------------------- */
 
 typedef struct {
     const ml_tokenizer *tokenizer;

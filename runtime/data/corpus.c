@@ -30,8 +30,7 @@ struct ml_corpus {
     int64_t open_files, most_files;
 };
 
-/* ---- Opening -----------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 typedef struct {
     ml_corpus *corpus;
@@ -180,8 +179,7 @@ void ml_corpus_close(ml_corpus *c) {
     ml_free(c);
 }
 
-/* ---- What it holds -----------------------------------------------------------------------------
- */
+/* ---- What it holds --------------------------------------------------------------------------- */
 
 static const store *next_store(const ml_corpus *c, int *source_at, uint32_t *at) {
     while (*source_at < c->count && *at >= c->sources[*source_at].stores.count)
@@ -220,8 +218,7 @@ const ml_tokenizer *ml_corpus_tokenizer(const ml_corpus *c) {
     return c->tokenizer;
 }
 
-/* ---- Identity ----------------------------------------------------------------------------------
- */
+/* ---- Identity -------------------------------------------------------------------------------- */
 
 /* Of the first and the last block and two between. */
 static ml_status hash_store(const store *s, uint64_t *hash) {
@@ -280,8 +277,7 @@ ml_status ml_corpus_identity(const ml_corpus *c, ml_bytes *text) {
     return status;
 }
 
-/* ---- Drawing -----------------------------------------------------------------------------------
- */
+/* ---- Drawing --------------------------------------------------------------------------------- */
 
 /* The store of a source that has token `at`. */
 static uint32_t find_store(const source *s, int64_t at) {

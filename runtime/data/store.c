@@ -15,8 +15,7 @@ bool store_ends_in(const char *path, const char *suffix) {
     return length >= end && strcmp(path + length - end, suffix) == 0;
 }
 
-/* ---- What is in a file -------------------------------------------------------------------------
- */
+/* ---- What is in a file ----------------------------------------------------------------------- */
 
 /* What a sample of a file has, by its bytes and by its u16 tokens. */
 typedef struct {
@@ -195,8 +194,7 @@ void store_close(store *s) {
     ml_file_close(&s->index);
 }
 
-/* ---- Reading -----------------------------------------------------------------------------------
- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static int64_t token_at(const unsigned char *bytes, int width, int64_t i) {
     bytes += i * width;

@@ -33,8 +33,7 @@ bool text_is_name(const char *path) {
            store_ends_in(path, ".txt.zst") || is_lines(path);
 }
 
-/* ---- Lines of JSON -----------------------------------------------------------------------------
- */
+/* ---- Lines of JSON --------------------------------------------------------------------------- */
 
 static ml_status wrong(const reading *r, int64_t offset, const char *what) {
     ml_fail(ML_IO, "%s, line %lld, byte %lld%s: %s", r->path, (long long)r->line,
@@ -104,8 +103,7 @@ static ml_status give_lines(reading *r, size_t searched, bool end) {
     return give_line(r, r->held.at, r->held.count - 1);
 }
 
-/* ---- Files -------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 /* Of a text too large for memory, what ends with a line. */
 static ml_status give_part(reading *r) {

@@ -125,8 +125,7 @@ ml_status ml_writer_end_document(ml_writer *w) {
     return ML_OK;
 }
 
-/* ---- The index ---------------------------------------------------------------------------------
- */
+/* ---- The index ------------------------------------------------------------------------------- */
 
 static ml_status write_numbers(const ml_writer *w, FILE *file, const char *path) {
     unsigned char head[34] = "MMIDIDX", word[8];

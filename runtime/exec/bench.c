@@ -177,8 +177,7 @@ static void reduce_body(void *context) {
 
 ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) {
     ml_session *session = NULL;
-    ml_status status = ml_session_new(&session);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_session_new(&session));
     ml_graph *graph = ml_session_graph(session);
     ml_layout layout = {.count = 1};
     ml_axis rank = ml_axis_named(graph, "rank");
@@ -189,7 +188,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
                                     .params = {rank},
                                     .acts = {rank}};
     ml_session_join(session, comm);
-    status = ml_session_open(session, NULL, 0);
+    ml_status status = ml_session_open(session, NULL, 0);
     if (status == ML_OK) status = ml_session_lay_out(session, &layout, false);
     ml_device *device = ml_session_device(session);
     if (status == ML_OK) status = ml_device_profile(device);
@@ -215,8 +214,7 @@ static const uint64_t MAGIC = 0x31686365626d6c; /* "lmbech1" */
 /* The model and what else decides its speed; what is free of its memory today does not. */
 static ml_status kept_key(const char *name, int ordinal, uint64_t key[2]) {
     ml_device *device = NULL;
-    ml_status status = ml_device_open(name, ordinal, &device);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_device_open(name, ordinal, &device));
     const ml_target *target = &device->target;
     int64_t facts[] = {target->kind, target->threads, target->vector_bytes, target->arch,
                        target->multiprocessors};
@@ -248,8 +246,7 @@ ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *cei
     *ceilings = (ml_ceilings){0};
     ml_status status = kept_key(device, ordinal, key);
     if (status != ML_OK || (!again && read_kept(key, ceilings))) return status;
-    status = ml_session_new(&session);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_session_new(&session));
     status = bench_run(device, ordinal, session, ceilings);
     ml_error error = *ml_error_last();
     ml_session_free(session);

@@ -37,8 +37,7 @@ typedef struct {
     int64_t *sums;
 } load;
 
-/* ---- What fits ---------------------------------------------------------------------------------
- */
+/* ---- What fits ------------------------------------------------------------------------------- */
 
 /* The same extents in the same order; axes may have got other names, but not one another's. */
 static bool same_shape(const ml_graph *g, const ml_type *type, const ml_manifest_tensor *t) {
@@ -136,8 +135,7 @@ static ml_status strict_check(const load *l, bool all) {
     return ml_help("strict = false loads what fits");
 }
 
-/* ---- Reading -----------------------------------------------------------------------------------
- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 typedef struct {
     const ml_file *file;

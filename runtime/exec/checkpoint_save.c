@@ -82,8 +82,7 @@ static void save_free(save *s) {
     ml_free(s);
 }
 
-/* ---- Which states ------------------------------------------------------------------------------
- */
+/* ---- Which states ---------------------------------------------------------------------------- */
 
 typedef struct {
     ml_session *session;
@@ -166,8 +165,7 @@ static ml_status save_agree(const ml_session *session, const save *s) {
     return ml_comm_agree(session->comm, hash, "the states that are saved, or the folder");
 }
 
-/* ---- The snapshot ------------------------------------------------------------------------------
- */
+/* ---- The snapshot ---------------------------------------------------------------------------- */
 
 static ml_status states_ready(ml_session *session, const ml_manifest *m) {
     bool all = true;
@@ -249,8 +247,7 @@ static ml_status snapshot_take(ml_session *session, save *s) {
     return s->block != NULL ? device->ops->mark(device) : ML_OK;
 }
 
-/* ---- The folder --------------------------------------------------------------------------------
- */
+/* ---- The folder ------------------------------------------------------------------------------ */
 
 /* A folder of other things is not replaced. */
 static ml_status path_check(const char *path) {
@@ -312,8 +309,7 @@ static ml_status folder_enter(const ml_session *session, save *s) {
     return status;
 }
 
-/* ---- Writing: on threads of its own ------------------------------------------------------------
- */
+/* ---- Writing: on threads of its own ---------------------------------------------------------- */
 
 static void file_name(const save *s, int file, char name[PATH + ML_MANIFEST_FILE_NAME]) {
     snprintf(name, PATH + ML_MANIFEST_FILE_NAME, "%s/%s", s->folder, s->manifest->files[file].name);
@@ -492,8 +488,7 @@ static void *save_thread(void *context) {
     return NULL;
 }
 
-/* ---- The writer --------------------------------------------------------------------------------
- */
+/* ---- The writer ------------------------------------------------------------------------------ */
 
 ml_status ml_checkpoint_writer_new(ml_session *session, ml_checkpoint_writer **writer) {
     *writer = ml_alloc(sizeof **writer);

@@ -115,8 +115,7 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
                     "mlua: %s; such steps are done again with gathered weights, which "
                     "exchange = %.1f would save\n",
                     text, enough(factor));
-        ml_status status = program_compile(retry);
-        if (status != ML_OK) return status;
+        ML_TRY(program_compile(retry));
     }
     if (session->ranks.rank == 0)
         ml_debug(1, "program \"%s\": %lld runs done again: %s\n", name != NULL ? name : "",

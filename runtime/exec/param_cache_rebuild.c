@@ -14,8 +14,7 @@ ml_status program_rebuild_cache(ml_program *program) {
     ml_session *session = program->session;
     const ml_roots *roots = &program->plan->roots;
     if (program->rebuild != NULL && cache_is_stale(program)) {
-        ml_status status = session->device->ops->run(program->rebuild);
-        if (status != ML_OK) return status;
+        ML_TRY(session->device->ops->run(program->rebuild));
         program->cache_built_at = session->clock;
     }
     if (roots->update_count > 0) session->clock++;

@@ -73,8 +73,7 @@ static ml_status share_find(ml_program *program, const double mine[2], double *s
     return status;
 }
 
-/* ---- Predicting the following steps ------------------------------------------------------------
- */
+/* ---- Predicting the following steps ---------------------------------------------------------- */
 
 typedef struct {
     ml_program *program;

@@ -112,11 +112,10 @@ static ml_status flags_load(ml_program *program) {
 ml_status retry_load(ml_program *program) {
     saved_call call = {.program = program};
     if (!program->may_overflow) return ML_OK;
-    ml_status status = flags_load(program);
-    if (status != ML_OK) return status;
+    ML_TRY(flags_load(program));
     call.arena = ml_arena_new();
     if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
-    status = ml_protect(saved_body, &call);
+    ml_status status = ml_protect(saved_body, &call);
     if (status == ML_OK) status = copies_load(program, &call.list);
     ml_arena_free(call.arena);
     return status;
@@ -149,12 +148,10 @@ static bool begins_anew(const ml_program *program, const pipeline_saved_state *s
 static ml_status copy_take(ml_program *program, state_copy *copy) {
     ml_device *device = program->session->device;
     const session_state *state = &program->session->states[copy->of.state];
-    ml_status status = ML_OK;
     copy->taken = !begins_anew(program, &copy->of);
     if (!copy->taken) return ML_OK;
     if (copy->memory == NULL)
-        status = device->ops->allocate(device, state->bytes > 0 ? state->bytes : 1, &copy->memory);
-    if (status != ML_OK) return status;
+        ML_TRY(device->ops->allocate(device, state->bytes > 0 ? state->bytes : 1, &copy->memory));
     return device->ops->copy(device, copy->memory, state->memory, state->bytes);
 }
 

@@ -234,8 +234,7 @@ static ml_status tasks_bind(ml_program *program) {
 
 static ml_status task_run(ml_program *program, int v, int p, int microbatch) {
     ml_executable **executables = program->pipeline->stages[v].executables;
-    ml_status status = program->pipeline->rebinds ? task_bind(program, v, p, microbatch) : ML_OK;
-    if (status != ML_OK) return status;
+    ML_TRY(program->pipeline->rebinds ? task_bind(program, v, p, microbatch) : ML_OK);
     return program->session->device->ops->run(
         executables[executable_of(program, v, p, microbatch)]);
 }

@@ -165,8 +165,7 @@ ml_status program_reserve(ml_program *program) {
     if (status != ML_OK) return status;
     if (program->plan->pipeline != NULL) session_release(session);
     require_call call = {program, foreign_bytes(program)};
-    status = ml_protect(require_body, &call);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_protect(require_body, &call));
     program_hold_cache(program);
     status = states_allocate(program);
     return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
@@ -478,8 +477,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     program->unsettled = program->may_overflow;
     if (program->unsettled) session->pending = program;
     if (retry_at_once(program)) return program_execute(program->retry);
-    status = program_rebuild_cache(program);
-    if (status != ML_OK) return status;
+    ML_TRY(program_rebuild_cache(program));
     return device->ops->run(program->executable);
 }
 

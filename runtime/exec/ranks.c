@@ -63,8 +63,7 @@ ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool 
         return ml_help("states live under one layout: pass the same to all programs");
     }
     if (!plan_only) {
-        ml_status status = ranks_fit(session, layout);
-        if (status != ML_OK) return status;
+        ML_TRY(ranks_fit(session, layout));
     }
     if (ml_layout_ranks(layout) > 1 && session->programs != NULL) {
         ml_fail(ML_INVALID, "a program was compiled before the layout was given");

@@ -16,8 +16,7 @@ static void graph_body(void *context) {
 ml_status ml_session_new(ml_session **session) {
     *session = NULL;
     graph_call call = {0};
-    ml_status status = ml_protect(graph_body, &call);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_protect(graph_body, &call));
     ml_session *made = ml_alloc(sizeof *made);
     if (made == NULL) {
         ml_graph_free(call.graph);
@@ -70,8 +69,7 @@ int64_t ml_session_seed(const ml_session *session) {
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
     if (session->device == NULL) {
         if (session->comm != NULL) ordinal = ml_comm_local_rank(session->comm);
-        ml_status status = ml_device_open(device, ordinal, &session->device);
-        if (status != ML_OK) return status;
+        ML_TRY(ml_device_open(device, ordinal, &session->device));
         session->device->ranks = &session->ranks;
         ml_target_set_options(&session->device->target);
         if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
@@ -184,12 +182,10 @@ ml_status session_allocate(ml_session *session, uint32_t id) {
     if (status != ML_OK || session->states[id].memory != NULL) return status;
     ml_type local;
     ml_placements places;
-    status = session_place(session, id, &local, &places);
-    if (status != ML_OK) return status;
+    ML_TRY(session_place(session, id, &local, &places));
     int64_t bytes = ml_type_bytes(&local);
     ml_device *device = session->device;
-    status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->states[id].memory);
-    if (status != ML_OK) return status;
+    ML_TRY(device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->states[id].memory));
     session->states[id].bytes = bytes;
     session->state_bytes += bytes;
     return ML_OK;
@@ -327,11 +323,10 @@ static void initial_body(void *context) {
 }
 
 ml_status session_initialize(ml_session *session, const ml_program *program) {
-    ml_status status = session_grow(session);
-    if (status != ML_OK) return status;
+    ML_TRY(session_grow(session));
     initial_work work = {.session = session, .program = program, .arena = ml_arena_new()};
     if (work.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while initializing states");
-    status = ml_protect(initial_body, &work);
+    ml_status status = ml_protect(initial_body, &work);
     ml_arena_free(work.arena);
     return status;
 }
@@ -373,8 +368,7 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     }
     ml_type local;
     ml_placements places;
-    status = session_place(session, state, &local, &places);
-    if (status != ML_OK) return status;
+    ML_TRY(session_place(session, state, &local, &places));
     int64_t bytes = ml_type_bytes(&local);
     void *part = ml_alloc((size_t)bytes + 1);
     if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading a state");
@@ -394,11 +388,10 @@ static ml_status part_upload(ml_session *session, uint32_t state, const void *fr
         return device->ops->zero(device, held->memory, held->bytes);
     ml_type local;
     ml_placements places;
-    ml_status status = session_place(session, state, &local, &places);
-    if (status != ML_OK) return status;
+    ML_TRY(session_place(session, state, &local, &places));
     void *part = ml_alloc((size_t)held->bytes + 1);
     if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while writing a state");
-    status = session_cut(session, &info->type, &places, from, part);
+    ml_status status = session_cut(session, &info->type, &places, from, part);
     if (status == ML_OK) status = device->ops->upload(device, held->memory, part, held->bytes);
     ml_free(part);
     return status;
@@ -409,8 +402,7 @@ ml_status ml_session_write_state(ml_session *session, uint32_t state, const void
     if (status == ML_OK) status = program_settle_others(session, NULL);
     if (status == ML_OK) status = session_settle(session, state);
     if (status != ML_OK || !session_holds(session, state)) return status;
-    status = session_allocate(session, state);
-    if (status != ML_OK) return status;
+    ML_TRY(session_allocate(session, state));
     ml_device *device = session->device;
     session_state *held = &session->states[state];
     if (session->world == NULL)

@@ -16,8 +16,7 @@ typedef struct {
 
 enum { MAX_STEPS = 10000 };
 
-/* ---- Ops that keep values ----------------------------------------------------------------------
- */
+/* ---- Ops that keep values -------------------------------------------------------------------- */
 
 /* Whether values of the source's dtype that are positions stay what they are; what is too large for
  * the narrower integer is out of range in any case. */
@@ -53,8 +52,7 @@ static void mark(search *s) {
     }
 }
 
-/* ---- Elements ----------------------------------------------------------------------------------
- */
+/* ---- Elements -------------------------------------------------------------------------------- */
 
 static int64_t coordinate(const ml_type *t, const int64_t *at, ml_axis axis) {
     int i = ml_type_find(t, axis);
@@ -142,8 +140,7 @@ static void follow(search *s, ml_ref n, const unsigned char *part) {
     }
 }
 
-/* ---- Uses --------------------------------------------------------------------------------------
- */
+/* ---- Uses ------------------------------------------------------------------------------------ */
 
 static void follow_use(search *s, const ml_index_use *use) {
     if (!s->reached[use->node] || !s->carries[use->index]) return;
@@ -182,8 +179,7 @@ void ml_find_input_ranges(const ml_graph *g, const ml_roots *roots, const ml_ind
     for (uint32_t i = 0; i < declared->count; i++) follow_use(&s, &declared->at[i]);
 }
 
-/* ---- Values ------------------------------------------------------------------------------------
- */
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 static bool integer_in_range(const ml_index_use *use, int64_t value) {
     return (value >= 0 && value < use->size) || (use->ignores && value == use->ignored);

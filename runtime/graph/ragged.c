@@ -11,8 +11,7 @@ static const char *name_of(const infer *in, int64_t axis) {
 static void check_same(const infer *in, int64_t axis, int64_t left, int64_t right) {
     if (left != right)
         infer_raise(in, NULL,
-                    "cannot combine groups along \"%s\": %lld on the left, %lld on the "
-                    "right",
+                    "cannot combine groups along \"%s\": %lld on the left, %lld on the right",
                     name_of(in, axis), (long long)left, (long long)right);
 }
 
@@ -176,8 +175,7 @@ double ragged_flops(const ml_graph *g, ml_ref n) {
     return 2 * elements / (double)out->size[ml_type_find(out, groups)] * rows;
 }
 
-/* ---- The definition ----------------------------------------------------------------------------
- */
+/* ---- The definition -------------------------------------------------------------------------- */
 
 static int64_t stride_of(const ml_type *t, ml_axis axis) {
     int64_t strides[ML_MAX_AXES];

@@ -246,7 +246,7 @@ void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
     if (ml_op_is_map(op))
         elementwise(r, node, out);
     else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
-        ml_raise(ML_INTERNAL, "%s needs all ranks: ml_shard_reference", ml_ops[op].name);
+        ml_raise(ML_INTERNAL, "%s needs all ranks", ml_ops[op].name);
     else
         evaluate_rest(r, node, out);
 }

@@ -86,8 +86,7 @@ ml_status ml_file_read(const ml_file *file, int64_t offset, void *to, int64_t by
     return ML_OK;
 }
 
-/* ---- Known formats -----------------------------------------------------------------------------
- */
+/* ---- Known formats --------------------------------------------------------------------------- */
 
 typedef struct {
     const char *bytes;

@@ -61,8 +61,7 @@ static char *keep_text(ml_manifest *manifest, char *text) {
     return copy;
 }
 
-/* ---- Places ------------------------------------------------------------------------------------
- */
+/* ---- Places ---------------------------------------------------------------------------------- */
 
 static int by_place(const void *a, const void *b) {
     const ml_manifest_tensor *x = a, *y = b;
@@ -185,8 +184,7 @@ ml_status ml_manifest_place(ml_manifest *manifest, int64_t limit) {
     return ml_protect(place_body, &call);
 }
 
-/* ---- Text --------------------------------------------------------------------------------------
- */
+/* ---- Text ------------------------------------------------------------------------------------ */
 
 static json_t *hash_json(uint64_t hash) {
     return json_sprintf("%016" PRIx64, hash);
@@ -237,8 +235,7 @@ ml_status ml_manifest_text(ml_manifest *manifest, const char **text) {
     return ML_OK;
 }
 
-/* ---- Reading -----------------------------------------------------------------------------------
- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static bool read_hash(const json_t *value, uint64_t *hash) {
     const char *text = json_string_value(value);

@@ -124,8 +124,7 @@ static ml_status load_header(ml_safetensors *file) {
     unsigned char head[ML_FILE_HEAD] = {0};
     int64_t bytes = file->file.bytes, count = bytes < ML_FILE_HEAD ? bytes : ML_FILE_HEAD;
     if (bytes < 8) return refuse(path, "it has fewer than 8 bytes", NULL);
-    ml_status status = ml_file_read(&file->file, 0, head, count);
-    if (status != ML_OK) return status;
+    ML_TRY(ml_file_read(&file->file, 0, head, count));
     uint64_t length = 0;
     for (int i = 0; i < 8; i++) length |= (uint64_t)head[i] << 8 * i;
     const ml_file_kind *known = ml_file_kind_of(head, bytes);
@@ -137,7 +136,7 @@ static ml_status load_header(ml_safetensors *file) {
     }
     char *text = ml_alloc(length);
     if (text == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening %s", path);
-    status = ml_file_read(&file->file, 8, text, (int64_t)length);
+    ml_status status = ml_file_read(&file->file, 8, text, (int64_t)length);
     if (status == ML_OK) status = parse_header(file, text, (int64_t)length);
     ml_free(text);
     return status;
@@ -164,8 +163,7 @@ static ml_status read_half(const ml_safetensors *file, const ml_safetensor *tens
     const int64_t elements = tensor->bytes / 2;
     for (int64_t i = 0; i < elements; i += BLOCK) {
         int64_t count = elements - i < BLOCK ? elements - i : BLOCK;
-        ml_status status = ml_file_read(&file->file, tensor->offset + 2 * i, block, 2 * count);
-        if (status != ML_OK) return status;
+        ML_TRY(ml_file_read(&file->file, tensor->offset + 2 * i, block, 2 * count));
         for (int64_t k = 0; k < count; k++) to[i + k] = ml_from_f16(block[k]);
     }
     return ML_OK;

@@ -158,8 +158,7 @@ static bool gathered_alike(const state *s, ml_ref a, ml_ref b) {
                   sizeof(int64_t) * x->arg_count) == 0;
 }
 
-/* ---- Groups of products with one left operand -------------------------------------------------
- */
+/* ---- Groups of products with one left operand ------------------------------------------------ */
 
 /* No batch axes, and something to flatten. */
 static bool mergeable(const state *s, ml_ref n) {
@@ -260,8 +259,7 @@ static void find_forward_groups(state *s) {
     }
 }
 
-/* ---- Sums of products with the same weights ---------------------------------------------------
- */
+/* ---- Sums of products with the same weights -------------------------------------------------- */
 
 static bool is_inner_addition(const state *s, ml_ref n, const ml_type *type) {
     return node_of(s, n)->op == ML_OP_ADD && s->r->users[n] == 1 &&
@@ -356,8 +354,7 @@ static void find_sums(state *s) {
     }
 }
 
-/* ---- Groups of weight gradients ----------------------------------------------------------------
- */
+/* ---- Groups of weight gradients -------------------------------------------------------------- */
 
 /* Whether the operands of a group can all be there before any member: none depends on one. */
 static bool independent(const state *s, const group *g) {
@@ -410,8 +407,7 @@ static void find_gradient_groups(state *s) {
     }
 }
 
-/* ---- Order -------------------------------------------------------------------------------------
- */
+/* ---- Order ----------------------------------------------------------------------------------- */
 
 static ml_ref bias_in(const state *s, const group *g, int i) {
     ml_ref addition = g->biased[i];
@@ -454,8 +450,7 @@ static void begin(rewrite *r) {
         ml_raise(ML_INTERNAL, "merged products wait for each other");
 }
 
-/* ---- Building ----------------------------------------------------------------------------------
- */
+/* ---- Building -------------------------------------------------------------------------------- */
 
 /* x with these axes as the one axis `to`. */
 static ml_ref flatten(ml_graph *g, ml_ref x, const ml_axis *axes, int count, ml_axis to) {

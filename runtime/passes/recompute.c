@@ -192,8 +192,7 @@ static void decide(state *s, ml_ref n) {
         if (s->fates[best.expanded[i]] != KEPT) s->fates[best.expanded[i]] = COPIED;
 }
 
-/* ---- Order -------------------------------------------------------------------------------------
- */
+/* ---- Order ----------------------------------------------------------------------------------- */
 
 /* A weight gradient that multiplies a recomputed value waits until the elementwise work that reads
  * the same part of the forward pass is done: one kernel can then do both. So it is placed right

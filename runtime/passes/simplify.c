@@ -81,8 +81,7 @@ ml_ref simplify_full(simplifier *s, const ml_type *as, reference_cell value) {
     return simplify_fit(s, ml_graph_add(s->graph, ML_OP_CONST, NULL, 0, &bits, 1, &scalar), as);
 }
 
-/* ---- Rules that need to know that a value has no other user -----------------------------------
- */
+/* ---- Rules that need to know that a value has no other user ---------------------------------- */
 
 /* Gradients of tied weights are chains of additions; longer ones stay as they are. */
 enum { WIDEN_DEPTH = 64 };

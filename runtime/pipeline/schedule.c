@@ -87,8 +87,7 @@ typedef struct {
     ml_pipeline_schedule *out;
 } simulation;
 
-/* ---- The kinds --------------------------------------------------------------------------------
- */
+/* ---- The kinds ------------------------------------------------------------------------------- */
 
 /* What fills the pipeline behind rank r; for several chunks, up to the first backward task. */
 static int limit_1f1b(const ml_pipeline_problem *p, int r) {
@@ -109,8 +108,7 @@ static int open_limit(const ml_pipeline_problem *p, int r) {
     return rules->open_limit != NULL ? rules->open_limit(p, r) : p->chunks * p->microbatches;
 }
 
-/* ---- The problem ------------------------------------------------------------------------------
- */
+/* ---- The problem ----------------------------------------------------------------------------- */
 
 /* The edges of the problem, then those that keep a stage's tasks in their order. */
 static void list_edges(simulation *s) {
@@ -184,8 +182,7 @@ static void start_state(simulation *s) {
     }
 }
 
-/* ---- Heaps ------------------------------------------------------------------------------------
- */
+/* ---- Heaps ----------------------------------------------------------------------------------- */
 
 static void heap_push(ml_arena *arena, ready_heap *heap, ready item) {
     ML_PUSH(arena, heap);
@@ -230,8 +227,7 @@ static int first_rank(const simulation *s) {
     return (int)(s->ends[1] % (uint64_t)s->leaves);
 }
 
-/* ---- The simulation ---------------------------------------------------------------------------
- */
+/* ---- The simulation -------------------------------------------------------------------------- */
 
 /* Later tasks of a stage before earlier ones; groups of microbatches in order, in each the chunks
  * backwards. */
@@ -436,8 +432,7 @@ static int64_t simulate(simulation *s) {
     return now;
 }
 
-/* ---- Building one -------------------------------------------------------------------------------
- */
+/* ---- Building one ---------------------------------------------------------------------------- */
 
 static void check_problem(const ml_pipeline_problem *p) {
     int m = p->microbatches, ranks = p->ranks;
@@ -558,8 +553,7 @@ void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *ar
     ml_pipeline_schedule_by_order(problem, best_order(problem), arena, out);
 }
 
-/* ---- Printing ---------------------------------------------------------------------------------
- */
+/* ---- Printing -------------------------------------------------------------------------------- */
 
 /* The index of a task in its stage: F, B, C, ...; W for weight gradients. */
 static char letter_of(const ml_pipeline_problem *p, int task) {

@@ -56,8 +56,7 @@ static int64_t ready_at(const tables *t, int task, int microbatch, const int64_t
     return ready;
 }
 
-/* ---- Learning ---------------------------------------------------------------------------------
- */
+/* ---- Learning -------------------------------------------------------------------------------- */
 
 /* Samples of each edge, or of each task. */
 typedef struct {
@@ -181,8 +180,7 @@ static void learn_pauses(const tables *t, const ml_task_time *const *ran, const 
     for (int i = 0; i < p->task_count; i++) pause[i] = median_of(&pauses, i, 0);
 }
 
-/* ---- Steps of such times ----------------------------------------------------------------------
- */
+/* ---- Steps of such times --------------------------------------------------------------------- */
 
 static bool can_begin(const tables *t, const ml_action *a) {
     for (int i = t->first[a->task]; i < t->first[a->task + 1]; i++)
@@ -216,8 +214,7 @@ int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline
     return length;
 }
 
-/* ---- A step of the same length ----------------------------------------------------------------
- */
+/* ---- A step of the same length --------------------------------------------------------------- */
 
 enum { UNITS = 64 };
 

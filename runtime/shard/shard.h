@@ -54,12 +54,6 @@ void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
 /* The work of the busiest rank's attentions over the average rank's: 1 is even. Masks count, score
  * functions do not. 1 too where there are more ranks than are worth comparing. Does not raise. */
 double ml_shard_balance(const ml_graph *g, const ml_layout *layout);
-/* The reference interpreter for all ranks of a layout at once, collectives included: checks the
- * pass with no processes. states[rank][id], inputs[rank][id] are local; results[rank][i] for
- * nodes[i]. */
-void ml_shard_reference(const ml_graph *g, const ml_layout *layout, double ***states,
-                        double ***inputs, const ml_ref *nodes, int count, double ***results,
-                        ml_arena *arena);
 /* Cut a rank's part out of a global tensor, and put it back. Elements of `width` bytes. */
 void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                   int64_t rank, int width, const void *whole, void *part);

@@ -182,10 +182,6 @@ void ml_encoder_close(ml_encoder *e) {
     ml_free(e);
 }
 
-int64_t ml_encoder_dropped(const ml_encoder *encoder) {
-    return encoder->dropped;
-}
-
 ml_status ml_tokenizer_encode(const ml_tokenizer *t, const char *text, size_t bytes, int flags,
                               ml_ids *ids) {
     ml_encoder *encoder;

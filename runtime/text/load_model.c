@@ -61,8 +61,7 @@ bool load_is_model(const char *text, size_t bytes) {
     return bytes > 2 && text[0] == 0x0A; /* the first piece */
 }
 
-/* ---- Pieces ------------------------------------------------------------------------------------
- */
+/* ---- Pieces ---------------------------------------------------------------------------------- */
 
 enum { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 enum { UNIGRAM = 1, MERGES = 2 };
@@ -132,8 +131,7 @@ static void derive_merges(ml_tokenizer *t) {
     }
 }
 
-/* ---- The rest ----------------------------------------------------------------------------------
- */
+/* ---- The rest -------------------------------------------------------------------------------- */
 
 static unsigned load_trainer(ml_tokenizer *t, bytes_left message) {
     field f;

@@ -49,8 +49,6 @@ void ml_encoder_close(ml_encoder *encoder);
 /* Append the ids of a text. */
 ml_status ml_encoder_encode(ml_encoder *encoder, const char *text, size_t bytes, int flags,
                             ml_ids *ids);
-/* Characters so far without a token or an unknown token, which were left out. */
-int64_t ml_encoder_dropped(const ml_encoder *encoder);
 
 /* The same by an encoder of its own, for a text now and then. */
 ml_status ml_tokenizer_encode(const ml_tokenizer *tokenizer, const char *text, size_t bytes,

@@ -9,8 +9,7 @@
 
 enum { LONGEST = 256, LEAST = 257 + 1, LEAST_COUNT = 2 };
 
-/* ---- Words -------------------------------------------------------------------------------------
- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 
 typedef struct {
     size_t at; /* of its bytes */
@@ -103,8 +102,7 @@ int64_t ml_words_count(const ml_words *w) {
     return (int64_t)w->count;
 }
 
-/* ---- Merges ------------------------------------------------------------------------------------
- */
+/* ---- Merges ---------------------------------------------------------------------------------- */
 
 typedef struct {
     uint32_t left, right;
@@ -327,8 +325,7 @@ static ml_status start(training *t, int64_t vocab) {
     return ML_OK;
 }
 
-/* ---- The file ----------------------------------------------------------------------------------
- */
+/* ---- The file -------------------------------------------------------------------------------- */
 
 /* A token's bytes as characters that need no more than JSON's own escapes; 0-terminated. */
 static ml_status written(const training *t, uint32_t id, ml_bytes *to) {

@@ -330,9 +330,9 @@ static void count_pairs(fixture *f, const ml_layout *layout, const ml_graph *g, 
         double ***results = ML_NEW_ARRAY(f->arena, double **, ranks);
         for (int64_t r = 0; r < ranks; r++) results[r] = places + 2 * r;
         if (args.placed)
-            ml_shard_reference(g, layout, NULL, NULL,
-                               ml_graph_sources(g, n) + ml_attention_captured(g, n) - 2, 2, results,
-                               f->arena);
+            shard_run_ranks(g, layout, NULL, NULL,
+                            ml_graph_sources(g, n) + ml_attention_captured(g, n) - 2, 2, results,
+                            f->arena);
         for (int64_t r = 0; r < ranks; r++)
             pairs[r] += args.placed
                             ? pairs_of(g, n, (int64_t)*results[r][0], (int64_t)*results[r][1])

@@ -11,17 +11,17 @@
 
 enum { GIVEN_OPERANDS = 8, GIVEN_MESH = 2 };
 typedef struct {
-    int mesh;                             /* mesh axes: "x", "y" */
-    int64_t parts;                        /* the ranks of all of them */
+    int mesh;                               /* mesh axes: "x", "y" */
+    int64_t parts;                          /* the ranks of all of them */
     int choice[GIVEN_OPERANDS][GIVEN_MESH]; /* 0: whole, then the axes that divide, then a sum */
     /* Set by the case: */
-    int count;                  /* of operands */
+    int count;                   /* of operands */
     int choices[GIVEN_OPERANDS]; /* how many there are */
     ml_ref placed[GIVEN_OPERANDS];
 } shard_given;
 
 extern shard_given *shard_case_given; /* NULL: drawn */
-extern ml_dtype shard_case_dtype;   /* of operands that are numbers; f64 where not set */
+extern ml_dtype shard_case_dtype;     /* of operands that are numbers; f64 where not set */
 
 int shard_case_count(void);
 ml_op shard_case_op(int i);

@@ -116,7 +116,7 @@ static void run_ranks(fixture *f, const ml_layout *layout, ml_roots *roots, doub
         }
     }
     ml_ref nodes[] = {local.outputs[local.output_count - 1], local.outputs[0]};
-    ml_shard_reference(g, layout, states, inputs, nodes, 2, results, f->arena);
+    shard_run_ranks(g, layout, states, inputs, nodes, 2, results, f->arena);
     for (int64_t r = 0; r < ranks; r++) watched[r] = results[r][0], y[r] = results[r][1];
     ml_graph_free(g);
 }

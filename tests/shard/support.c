@@ -202,7 +202,7 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
     for (int i = 0; i < c->count; i++)
         nodes[i] = i < c->roots->output_count ? local->outputs[i]
                                               : local->updates[i - c->roots->output_count].value;
-    ml_shard_reference(g, c->layout, states, inputs, nodes, c->count, results, arena);
+    shard_run_ranks(g, c->layout, states, inputs, nodes, c->count, results, arena);
     for (int i = 0; i < c->count && c->good; i++) {
         int64_t elements = ml_type_elements(ml_graph_type(g, nodes[i]));
         add_parts(c, i, elements, results);

@@ -1,5 +1,5 @@
 /* What the tests of sharding share: a program, whole by ml_reference and on all ranks of a layout
- * by ml_shard and ml_shard_reference, must give the same. */
+ * by ml_shard and shard_run_ranks, must give the same. */
 #ifndef SHARD_SUPPORT_H
 #define SHARD_SUPPORT_H
 
@@ -27,5 +27,11 @@ ml_roots shard_roots(fixture *f, ml_ref y);
 double shard_difference(const double *actual, const double *expected, int64_t count);
 /* Collectives of one kind over mesh axis i. */
 int64_t shard_count(const ml_graph *g, const ml_layout *layout, int i, ml_collective kind);
+
+/* all_ranks.c: the reference interpreter for all ranks of a layout at once, collectives included:
+ * checks the pass with no processes. states[rank][id], inputs[rank][id] are local; results[rank][i]
+ * for nodes[i]. */
+void shard_run_ranks(const ml_graph *g, const ml_layout *layout, double ***states, double ***inputs,
+                     const ml_ref *nodes, int count, double ***results, ml_arena *arena);
 
 #endif

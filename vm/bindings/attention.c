@@ -109,8 +109,7 @@ static void rename_document(void *argument) {
     call->document[0] = call->index;
 }
 
-/* ---- Separating function and captured tensors
- * ----------------------------------------------------- */
+/* ---- Separating function and captured tensors ------------------------------------------------ */
 
 static bool is_tainted(const ml_vm *vm, ml_ref n) {
     for (uint32_t i = 0; i < vm->tainted.count; i++)
@@ -174,8 +173,7 @@ static void finish(void *argument) {
     call->result = ml_permute(call->graph, call->result, &call->order);
 }
 
-/* ---- Tracing
- * ------------------------------------------------------------------------------------- */
+/* ---- Tracing --------------------------------------------------------------------------------- */
 
 static int push_index(lua_State *L, attention_call *call, ml_axis axis) {
     call->index = axis;
@@ -325,8 +323,7 @@ static int core_attention(lua_State *L) {
 static const vm_entry functions[] = {
     {"attention", core_attention,
      "q: Tensor, k: Tensor, v: Tensor, options?: {causal: boolean, window: integer, scale: number, "
-     "score: function, "
-     "document: Tensor, seq: string, heads: string, head_dim: string} -> Tensor",
+     "score: function, document: Tensor, seq: string, heads: string, head_dim: string} -> Tensor",
      "softmax(scale * q k, masked) v over the keys"},
     {0}};
 

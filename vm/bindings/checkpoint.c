@@ -127,21 +127,14 @@ static int core_checkpoint_begin(lua_State *L) {
 
 static int push_result(lua_State *L, const ml_checkpoint_result *result) {
     lua_createtable(L, 0, 7);
-    lua_pushstring(L, result->path);
-    lua_setfield(L, -2, "path");
-    lua_pushinteger(L, result->bytes);
-    lua_setfield(L, -2, "bytes");
-    lua_pushnumber(L, result->stall);
-    lua_setfield(L, -2, "stall");
-    lua_pushnumber(L, result->seconds);
-    lua_setfield(L, -2, "seconds");
-    lua_pushboolean(L, result->own);
-    lua_setfield(L, -2, "own");
+    vm_set_string(L, "path", result->path);
+    vm_set_integer(L, "bytes", result->bytes);
+    vm_set_number(L, "stall", result->stall);
+    vm_set_number(L, "seconds", result->seconds);
+    vm_set_boolean(L, "own", result->own);
     if (result->status == ML_OK) return 1;
-    lua_pushstring(L, result->problem);
-    lua_setfield(L, -2, "error");
-    lua_pushstring(L, result->help[0] ? result->help : NULL);
-    lua_setfield(L, -2, "help");
+    vm_set_string(L, "error", result->problem);
+    vm_set_string(L, "help", result->help[0] ? result->help : NULL);
     return 1;
 }
 
@@ -210,16 +203,10 @@ static int core_checkpoint_list(lua_State *L) {
     for (int i = 0; i < list.count; i++) {
         const ml_checkpoint_listed *entry = &list.at[i];
         lua_createtable(L, 0, 4);
-        lua_pushstring(L, entry->path);
-        lua_setfield(L, -2, "path");
-        if (entry->step >= 0) {
-            lua_pushinteger(L, entry->step);
-            lua_setfield(L, -2, "step");
-        }
-        lua_pushboolean(L, entry->whole);
-        lua_setfield(L, -2, "whole");
-        lua_pushstring(L, entry->problem);
-        lua_setfield(L, -2, "problem");
+        vm_set_string(L, "path", entry->path);
+        if (entry->step >= 0) vm_set_integer(L, "step", entry->step);
+        vm_set_boolean(L, "whole", entry->whole);
+        vm_set_string(L, "problem", entry->problem);
         lua_rawseti(L, -2, i + 1);
     }
     return 1;

@@ -10,8 +10,7 @@
 
 #include "runtime/graph/convert.h"
 
-/* ---- Messages ----------------------------------------------------------------------------------
- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 /* Push "f32[batch=8, seq=4]", or "f32[8, 4]" without names. */
 static void push_shape(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims,
@@ -81,8 +80,7 @@ static _Noreturn void wrong_shape(lua_State *L, const vm_wanted *w, const vm_hos
     vm_fail(L, help, "%s, not a host array %s", push_wanted(L, w), given);
 }
 
-/* ---- Tables ------------------------------------------------------------------------------------
- */
+/* ---- Tables ---------------------------------------------------------------------------------- */
 
 /* A table of tables has the sizes of the axes; the numbers of a flat one are counted later. */
 static void check_nesting(lua_State *L, int index, const vm_wanted *wanted, int depth) {
@@ -131,8 +129,7 @@ static int64_t store_table(lua_State *L, int index, const vm_wanted *wanted, voi
     return at;
 }
 
-/* ---- Host arrays -------------------------------------------------------------------------------
- */
+/* ---- Host arrays ----------------------------------------------------------------------------- */
 
 /* But for axes of size 1. */
 static bool same_shape(const vm_wanted *wanted, const vm_host *host) {

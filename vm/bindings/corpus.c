@@ -279,8 +279,7 @@ static int corpus_tostring(lua_State *L) {
     return 1;
 }
 
-/* ---- Writing -----------------------------------------------------------------------------------
- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 /* Ids of a document: a list or an array of i32 on the host. */
 static ml_status write_document(lua_State *L, int at, ml_writer *writer) {
@@ -351,10 +350,9 @@ static const vm_entry functions[] = {
      "header, or megatron with an .idx beside it; as u16 (the default) or u32 (Megatron: i32)"},
     {"corpus", core_corpus, "data?: string, options?: {dtype: string, tokenizer: string} -> Corpus",
      "data to train on: a file, folder or pattern of text (a token a byte, or a tokenizer's), "
-     ".jsonl "
-     "(either as .gz or .zst), .bin of tokens (u16, u32, llm.c's, Megatron's with its .idx) or "
-     ".npy; "
-     "several with weights: \"web/*.bin:0.7,code.bin:0.3\"; a dtype (u8, u16 or u32) takes any "
+     ".jsonl (either as .gz or .zst), .bin of tokens (u16, u32, llm.c's, Megatron's with its .idx) "
+     "or .npy; several with weights: \"web/*.bin:0.7,code.bin:0.3\"; a dtype (u8, u16 or u32) "
+     "takes any "
      "file as that; without data the text that is built in"},
     {0}};
 static const vm_entry methods[] = {
@@ -373,10 +371,8 @@ static const vm_entry methods[] = {
      "draw the windows of a batch and the tokens that follow: samples skip + step * rows and on, "
      "the same for the same seed (default: that of all randomness, --seed), each epoch in an order "
      "of its own; from and to are shares of each source between 0 and 1; first (from 0) and count: "
-     "only these "
-     "rows; ahead: threads read the next steps meanwhile; documents and "
-     "positions: host arrays of the number of each token's document in its row and of its place in "
-     "that, "
+     "only these rows; ahead: threads read the next steps meanwhile; documents and positions: host "
+     "arrays of the number of each token's document in its row and of its place in that, "
      "from 0; documents' last targets are then -1"},
     {"read", corpus_read, "tokens: Host, first: integer -> Host",
      "fill a host array of i32 with the tokens from `first` on, counted from 0"},
@@ -388,7 +384,6 @@ void vm_corpus_register(lua_State *L) {
     vm_new_class(L, vm_corpus_class, methods, NULL, corpus_gc);
     lua_pop(L, 1);
     luaL_getmetatable(L, vm_corpus_class);
-    lua_pushcfunction(L, corpus_tostring);
-    lua_setfield(L, -2, "__tostring");
+    vm_set_function(L, "__tostring", corpus_tostring);
     lua_pop(L, 1);
 }

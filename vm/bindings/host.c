@@ -24,8 +24,7 @@ ml_vm *vm_of(lua_State *L) {
     return *(ml_vm **)lua_getextraspace(L);
 }
 
-/* ---- Interned strings --------------------------------------------------------------------------
- */
+/* ---- Interned strings ------------------------------------------------------------------------ */
 
 typedef struct {
     ml_vm *vm;
@@ -55,8 +54,7 @@ const char *vm_intern(lua_State *L, const char *text) {
     return call.result;
 }
 
-/* ---- Chunks ------------------------------------------------------------------------------------
- */
+/* ---- Chunks ---------------------------------------------------------------------------------- */
 
 void vm_push_sources(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, sources_key);
@@ -345,8 +343,7 @@ static void set_searchers(lua_State *L, const char *script) {
     lua_pop(L, 1);
 }
 
-/* ---- States ------------------------------------------------------------------------------------
- */
+/* ---- States ---------------------------------------------------------------------------------- */
 
 static int open_state(lua_State *L) {
     luaL_openlibs(L);
@@ -446,8 +443,7 @@ int vm_call(lua_State *L, int arguments, int results) {
     return status;
 }
 
-/* ---- Signals -----------------------------------------------------------------------------------
- */
+/* ---- Signals --------------------------------------------------------------------------------- */
 
 #define SAME_NOTICE 1.0 /* seconds between signals of which the second is no new one */
 

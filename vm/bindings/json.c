@@ -83,8 +83,7 @@ static int core_json(lua_State *L) {
     return 1;
 }
 
-/* ---- Lua to JSON -------------------------------------------------------------------------------
- */
+/* ---- Lua to JSON ----------------------------------------------------------------------------- */
 
 static json_t *to_json(lua_State *L, int index, int depth);
 
@@ -173,8 +172,7 @@ void vm_json_register(lua_State *L) {
          "a value as JSON, keys sorted"},
         {0}};
     luaL_newmetatable(L, box_class);
-    lua_pushcfunction(L, box_gc);
-    lua_setfield(L, -2, "__gc");
+    vm_set_function(L, "__gc", box_gc);
     lua_pop(L, 1);
     vm_register(L, functions);
     lua_pushlightuserdata(L, &null_value);

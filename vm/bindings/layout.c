@@ -134,10 +134,8 @@ static int core_schedules(lua_State *L) {
     lua_newtable(L);
     for (int i = 0; i < ML_SCHEDULE_COUNT; i++) {
         lua_newtable(L);
-        lua_pushstring(L, ml_schedules[i].name);
-        lua_setfield(L, -2, "name");
-        lua_pushboolean(L, ml_schedules[i].virtual_stages);
-        lua_setfield(L, -2, "virtual_stages");
+        vm_set_string(L, "name", ml_schedules[i].name);
+        vm_set_boolean(L, "virtual_stages", ml_schedules[i].virtual_stages);
         lua_pushvalue(L, -1);
         lua_setfield(L, -3, ml_schedules[i].name);
         lua_rawseti(L, -2, i + 1);

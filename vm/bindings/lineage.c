@@ -60,8 +60,7 @@ bool vm_depends_on_input(lua_State *L, ml_ref n) {
     return found;
 }
 
-/* ---- Where an axis enters -----------------------------------------------------------------------
- */
+/* ---- Where an axis enters -------------------------------------------------------------------- */
 
 static bool has_axis(const ml_graph *g, ml_ref n, ml_axis axis) {
     return ml_type_find(ml_graph_type(g, n), axis) >= 0;
@@ -135,8 +134,7 @@ static int core_fail_axis(lua_State *L) {
                         text ? "" : ", which cannot be shown", origin->line, text ? text : "");
 }
 
-/* ---- Parameters and origins ---------------------------------------------------------------------
- */
+/* ---- Parameters and origins ------------------------------------------------------------------ */
 
 /* core.parameters_behind(tensor): the parameters from which gradients may flow to it. */
 static int core_parameters_behind(lua_State *L) {
@@ -190,8 +188,7 @@ static int core_origin(lua_State *L) {
     return 1;
 }
 
-/* ---- Hints -------------------------------------------------------------------------------------
- */
+/* ---- Hints ----------------------------------------------------------------------------------- */
 
 typedef struct {
     ml_vm *vm;
@@ -243,8 +240,7 @@ typedef struct {
     ml_axis head_dim;
 } names_call;
 
-/* ---- Tables over positions ----------------------------------------------------------------------
- */
+/* ---- Tables over positions ------------------------------------------------------------------- */
 
 /* What is a function of the position alone: a state over seq, or at least two axes of numbers made
  * from 0, 1, 2, ... along it; never with kv_seq, as distances of positions have it. */

@@ -33,8 +33,7 @@ static int count_parameters(const ml_op_info *info) {
     return count + flags;
 }
 
-/* ---- Reading a call ----------------------------------------------------------------------------
- */
+/* ---- Reading a call -------------------------------------------------------------------------- */
 
 static ml_ref read_operand(lua_State *L, const ml_op_info *info, int i) {
     if (!vm_is_tensor(L, i + 1)) {
@@ -135,8 +134,7 @@ void vm_read_op(lua_State *L, ml_op op, vm_node *node, ml_ref *sources) {
             node->args[i] = read_flag(L, options, info->args[i].name);
 }
 
-/* ---- Methods -----------------------------------------------------------------------------------
- */
+/* ---- Methods --------------------------------------------------------------------------------- */
 
 /* An Axis that the result has under its name must have the size that it has there. */
 static void check_result(lua_State *L, const ml_op_info *info, const vm_node *node) {
@@ -180,8 +178,7 @@ static int call_op(lua_State *L) {
     return info->outputs;
 }
 
-/* ---- Registration ------------------------------------------------------------------------------
- */
+/* ---- Registration ---------------------------------------------------------------------------- */
 
 static void add(char *text, const char *format, ...) {
     va_list list;

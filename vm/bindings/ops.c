@@ -6,8 +6,7 @@
 
 #include "vm/language/traps.h"
 
-/* ---- Operands ----------------------------------------------------------------------------------
- */
+/* ---- Operands -------------------------------------------------------------------------------- */
 
 /* The dtype that numbers take beside tensors: the widest float, else the widest integer. */
 static int dtype_beside(const ml_graph *g, const ml_ref *operands, int first, int count) {
@@ -111,8 +110,7 @@ static bool has_function(ml_op op) {
     return ml_ops[op].op_class == ML_CLASS_MAP && op != ML_OP_CAST && op != ML_OP_RANDOM;
 }
 
-/* ---- Traps (traps.h) ---------------------------------------------------------------------------
- */
+/* ---- Traps (traps.h) ------------------------------------------------------------------------- */
 
 static int fail_comparison(lua_State *L, const char *symbol, const char *function) {
     ml_ref operands[2];
@@ -225,8 +223,7 @@ void traps_register(lua_State *L) {
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.traps");
 }
 
-/* ---- Registration ------------------------------------------------------------------------------
- */
+/* ---- Registration ---------------------------------------------------------------------------- */
 
 static const char *const map_signatures[4] = {
     "", "a: Tensor|number -> Tensor", "a: Tensor|number, b: Tensor|number -> Tensor",
@@ -254,10 +251,7 @@ static void set_operators(lua_State *L) {
             lua_setfield(L, -2, operators[k].name);
         }
         luaL_setfuncs(L, guards, 0);
-        if (i == 0) {
-            lua_pushcfunction(L, tensor_equal);
-            lua_setfield(L, -2, "__eq");
-        }
+        if (i == 0) vm_set_function(L, "__eq", tensor_equal);
         lua_pop(L, 1);
     }
 }

@@ -2,8 +2,7 @@
 
 #include <string.h>
 
-/* ---- The dtypes that are given -----------------------------------------------------------------
- */
+/* ---- The dtypes that are given --------------------------------------------------------------- */
 
 /* Where the dtype of a node with elements of f32 or f64 comes from; of several sources the largest
  * counts. */
@@ -113,8 +112,7 @@ static int core_exact(lua_State *L) {
     return 1;
 }
 
-/* ---- Products in f32 --------------------------------------------------------------------------
- */
+/* ---- Products in f32 ------------------------------------------------------------------------- */
 
 static bool narrows(lua_State *L) {
     return vm_compute_dtype(L) == ML_BF16;

@@ -43,8 +43,7 @@ static int program_gc(lua_State *L) {
     return 0;
 }
 
-/* ---- Making ------------------------------------------------------------------------------------
- */
+/* ---- Making ---------------------------------------------------------------------------------- */
 
 static void *allocate(lua_State *L, int64_t count, size_t size) {
     void *block = ml_alloc((size_t)(count ? count : 1) * size);
@@ -264,8 +263,7 @@ static int core_program(lua_State *L) {
     return 1;
 }
 
-/* ---- Running -----------------------------------------------------------------------------------
- */
+/* ---- Running --------------------------------------------------------------------------------- */
 
 /* The elements of the feed at `index`, whose memory is pushed. */
 static const void *feed_contents(lua_State *L, int index, const ml_input *input) {
@@ -409,8 +407,7 @@ static int program_call(lua_State *L) {
     return program_finish(L);
 }
 
-/* ---- Plans -------------------------------------------------------------------------------------
- */
+/* ---- Plans ----------------------------------------------------------------------------------- */
 
 /* The mesh axes along which all ranks do the same work. */
 static void push_idle(lua_State *L, const ml_plan *plan) {
@@ -426,21 +423,14 @@ static int program_plan(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_plan *plan = vm_program_plan(p);
     lua_newtable(L);
-    lua_pushnumber(L, plan->flops);
-    lua_setfield(L, -2, "flops");
-    lua_pushinteger(L, plan->peak_bytes);
-    lua_setfield(L, -2, "peak_bytes");
-    lua_pushinteger(L, plan->arena_bytes);
-    lua_setfield(L, -2, "arena_bytes");
-    lua_pushinteger(L, plan->pipeline ? plan->pipeline->count : 1);
-    lua_setfield(L, -2, "stages");
-    lua_pushnumber(L, p->seconds);
-    lua_setfield(L, -2, "seconds");
+    vm_set_number(L, "flops", plan->flops);
+    vm_set_integer(L, "peak_bytes", plan->peak_bytes);
+    vm_set_integer(L, "arena_bytes", plan->arena_bytes);
+    vm_set_integer(L, "stages", plan->pipeline ? plan->pipeline->count : 1);
+    vm_set_number(L, "seconds", p->seconds);
     lua_newtable(L);
-    for (int i = 0; i < ML_MEMORY_KINDS; i++) {
-        lua_pushinteger(L, plan->kind_bytes[i]);
-        lua_setfield(L, -2, ml_memory_names[i]);
-    }
+    for (int i = 0; i < ML_MEMORY_KINDS; i++)
+        vm_set_integer(L, ml_memory_names[i], plan->kind_bytes[i]);
     lua_setfield(L, -2, "kinds");
     push_idle(L, plan);
     lua_setfield(L, -2, "idle");

@@ -22,8 +22,7 @@ void vm_find_ranges(lua_State *L, vm_program *program) {
     vm_protect(L, find, &call);
 }
 
-/* ---- Messages ----------------------------------------------------------------------------------
- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 static void add_integer(luaL_Buffer *b, const char *before, int64_t value) {
     char text[32];
@@ -118,8 +117,7 @@ void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, con
     lua_pop(L, 1);
 }
 
-/* ---- Declarations ------------------------------------------------------------------------------
- */
+/* ---- Declarations ---------------------------------------------------------------------------- */
 
 typedef struct {
     ml_vm *vm;

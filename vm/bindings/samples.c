@@ -20,8 +20,7 @@ static numbers *check_numbers(lua_State *L) {
     return luaL_checkudata(L, 1, vm_random_class);
 }
 
-/* ---- Drawing -----------------------------------------------------------------------------------
- */
+/* ---- Drawing --------------------------------------------------------------------------------- */
 
 typedef enum { UNIFORM, NORMAL, INTEGER } drawn_kind;
 typedef struct {
@@ -177,8 +176,7 @@ static int core_random_numbers(lua_State *L) {
     return random_restart(L);
 }
 
-/* ---- Batches -----------------------------------------------------------------------------------
- */
+/* ---- Batches --------------------------------------------------------------------------------- */
 
 /* The program's input of this name. */
 static uint32_t input_named(lua_State *L, const vm_program *p, const char *name) {
@@ -263,8 +261,7 @@ static void index_by_table(lua_State *L) {
     lua_createtable(L, 0, 2);
     lua_getfield(L, -2, "__index");
     lua_setfield(L, -2, "__index");
-    lua_pushstring(L, vm_random_class);
-    lua_setfield(L, -2, "__name");
+    vm_set_string(L, "__name", vm_random_class);
     lua_setmetatable(L, -3);
     lua_pushvalue(L, -2);
     lua_setfield(L, -2, "__index");

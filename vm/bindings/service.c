@@ -14,8 +14,7 @@
 
 static const char *const options_key = "mlua.options";
 
-/* ---- Options -----------------------------------------------------------------------------------
- */
+/* ---- Options --------------------------------------------------------------------------------- */
 
 static void push_settings(lua_State *L, const vm_options *o) {
     lua_newtable(L);
@@ -29,81 +28,51 @@ static void push_settings(lua_State *L, const vm_options *o) {
     }
     lua_setfield(L, -2, "overrides");
     lua_newtable(L);
-    for (int i = 0; i < o->mesh_count; i++) {
-        lua_pushinteger(L, strtoll(o->mesh[i].text, NULL, 10));
-        lua_setfield(L, -2, o->mesh[i].key);
-    }
+    for (int i = 0; i < o->mesh_count; i++)
+        vm_set_integer(L, o->mesh[i].key, strtoll(o->mesh[i].text, NULL, 10));
     lua_setfield(L, -2, "mesh");
 }
 
 /* --from, and what generate and export do with it. */
 static void push_task(lua_State *L, const vm_options *o) {
-    lua_pushstring(L, o->from);
-    lua_setfield(L, -2, "from");
-    lua_pushstring(L, o->task);
-    lua_setfield(L, -2, "task");
-    lua_pushstring(L, o->prompt);
-    lua_setfield(L, -2, "prompt");
-    lua_pushstring(L, o->ids);
-    lua_setfield(L, -2, "ids");
-    lua_pushinteger(L, o->tokens);
-    lua_setfield(L, -2, "tokens");
-    lua_pushinteger(L, o->top_k);
-    lua_setfield(L, -2, "top_k");
-    lua_pushnumber(L, o->temperature);
-    lua_setfield(L, -2, "temperature");
-    lua_pushnumber(L, o->top_p);
-    lua_setfield(L, -2, "top_p");
-    lua_pushstring(L, o->out);
-    lua_setfield(L, -2, "export_to");
-    lua_pushstring(L, o->file_dtype);
-    lua_setfield(L, -2, "file_dtype");
-    lua_pushboolean(L, o->hf);
-    lua_setfield(L, -2, "hf");
-    lua_pushstring(L, o->adapter);
-    lua_setfield(L, -2, "adapter");
-    lua_pushboolean(L, o->adapter_alone);
-    lua_setfield(L, -2, "adapter_alone");
+    vm_set_string(L, "from", o->from);
+    vm_set_string(L, "task", o->task);
+    vm_set_string(L, "prompt", o->prompt);
+    vm_set_string(L, "ids", o->ids);
+    vm_set_integer(L, "tokens", o->tokens);
+    vm_set_integer(L, "top_k", o->top_k);
+    vm_set_number(L, "temperature", o->temperature);
+    vm_set_number(L, "top_p", o->top_p);
+    vm_set_string(L, "export_to", o->out);
+    vm_set_string(L, "file_dtype", o->file_dtype);
+    vm_set_boolean(L, "hf", o->hf);
+    vm_set_string(L, "adapter", o->adapter);
+    vm_set_boolean(L, "adapter_alone", o->adapter_alone);
 }
 
 /* --out of a run, and how it continues. */
 static void push_run(lua_State *L, const vm_options *o) {
-    lua_pushstring(L, o->run_folder);
-    lua_setfield(L, -2, "out");
-    lua_pushboolean(L, o->resume);
-    lua_setfield(L, -2, "resume");
-    lua_pushboolean(L, o->new_data);
-    lua_setfield(L, -2, "new_data");
-    lua_pushstring(L, o->command);
-    lua_setfield(L, -2, "command");
-    lua_pushstring(L, MLUA_VERSION);
-    lua_setfield(L, -2, "version");
+    vm_set_string(L, "out", o->run_folder);
+    vm_set_boolean(L, "resume", o->resume);
+    vm_set_boolean(L, "new_data", o->new_data);
+    vm_set_string(L, "command", o->command);
+    vm_set_string(L, "version", MLUA_VERSION);
 }
 
 static void make_options(lua_State *L) {
     static const char *const modes[] = {"run", "check", "repl"};
     const vm_options *o = vm_of(L)->options;
     lua_newtable(L);
-    lua_pushstring(L, modes[o->mode]);
-    lua_setfield(L, -2, "mode");
-    lua_pushstring(L, o->device);
-    lua_setfield(L, -2, "device");
-    lua_pushboolean(L, o->json);
-    lua_setfield(L, -2, "json");
-    lua_pushboolean(L, o->quiet);
-    lua_setfield(L, -2, "quiet");
-    lua_pushboolean(L, o->profile != NULL);
-    lua_setfield(L, -2, "profile");
-    lua_pushstring(L, o->script);
-    lua_setfield(L, -2, "script");
-    lua_pushinteger(L, o->seed);
-    lua_setfield(L, -2, "seed");
-    lua_pushinteger(L, o->comm ? ml_comm_rank(o->comm) : 0);
-    lua_setfield(L, -2, "rank");
-    lua_pushinteger(L, o->comm ? ml_comm_world(o->comm) : 1);
-    lua_setfield(L, -2, "ranks");
-    lua_pushinteger(L, o->run);
-    lua_setfield(L, -2, "run");
+    vm_set_string(L, "mode", modes[o->mode]);
+    vm_set_string(L, "device", o->device);
+    vm_set_boolean(L, "json", o->json);
+    vm_set_boolean(L, "quiet", o->quiet);
+    vm_set_boolean(L, "profile", o->profile != NULL);
+    vm_set_string(L, "script", o->script);
+    vm_set_integer(L, "seed", o->seed);
+    vm_set_integer(L, "rank", o->comm ? ml_comm_rank(o->comm) : 0);
+    vm_set_integer(L, "ranks", o->comm ? ml_comm_world(o->comm) : 1);
+    vm_set_integer(L, "run", o->run);
     push_task(L, o);
     push_run(L, o);
     push_settings(L, o);
@@ -119,14 +88,12 @@ static int core_set_seed(lua_State *L) {
     int64_t seed = vm_integer(L, 1, "the seed");
     ml_session_set_seed(vm_of(L)->session, seed);
     lua_getfield(L, LUA_REGISTRYINDEX, options_key);
-    lua_pushinteger(L, seed);
-    lua_setfield(L, -2, "seed");
+    vm_set_integer(L, "seed", seed);
     vm_seed_random(L);
     return 0;
 }
 
-/* ---- Device ------------------------------------------------------------------------------------
- */
+/* ---- Device ---------------------------------------------------------------------------------- */
 
 /* What `mlua check` and the prompt plan for: the named device, else the machine's GPU, else its
  * CPU. */
@@ -218,22 +185,15 @@ static int core_device(lua_State *L) {
     const char *description = device ? device->description : vm->check_device;
     const ml_gpu *gpu = target->kind == ML_TARGET_CUDA ? gpu_by_model(description) : NULL;
     lua_newtable(L);
-    lua_pushstring(L, device ? device->ops->name : "cuda");
-    lua_setfield(L, -2, "name");
-    lua_pushstring(L, description);
-    lua_setfield(L, -2, "description");
-    lua_pushinteger(L, target->memory_bytes);
-    lua_setfield(L, -2, "memory_bytes");
-    lua_pushinteger(L, device ? device->current_bytes : 0);
-    lua_setfield(L, -2, "used_bytes");
-    lua_pushinteger(L, device ? device->peak_bytes : 0);
-    lua_setfield(L, -2, "peak_bytes");
-    lua_pushnumber(L, gpu ? gpu->tflops * 1e12 : 0);
-    lua_setfield(L, -2, "peak_flops");
+    vm_set_string(L, "name", device ? device->ops->name : "cuda");
+    vm_set_string(L, "description", description);
+    vm_set_integer(L, "memory_bytes", target->memory_bytes);
+    vm_set_integer(L, "used_bytes", device ? device->current_bytes : 0);
+    vm_set_integer(L, "peak_bytes", device ? device->peak_bytes : 0);
+    vm_set_number(L, "peak_flops", gpu ? gpu->tflops * 1e12 : 0);
     if (device && vm->options->profile) {
         vm_check(L, device->ops->wait(ml_session_device(vm->session)));
-        lua_pushnumber(L, device->profile->busy);
-        lua_setfield(L, -2, "busy_seconds");
+        vm_set_number(L, "busy_seconds", device->profile->busy);
     }
     return 1;
 }
@@ -244,8 +204,7 @@ static int core_sync(lua_State *L) {
     return 0;
 }
 
-/* ---- The end of the process --------------------------------------------------------------------
- */
+/* ---- The end of the process ------------------------------------------------------------------ */
 
 void vm_exit(int code) {
     ml_crash_ending();
@@ -271,8 +230,7 @@ static int lua_exit(lua_State *L) {
     vm_exit(code);
 }
 
-/* ---- Texts and time -----------------------------------------------------------------------------
- */
+/* ---- Texts and time -------------------------------------------------------------------------- */
 
 static int core_hash(lua_State *L) {
     size_t length;
@@ -412,12 +370,10 @@ static const vm_entry functions[] = {
 void vm_service_register(lua_State *L) {
     make_options(L);
     lua_getglobal(L, LUA_OSLIBNAME);
-    lua_pushcfunction(L, lua_exit);
-    lua_setfield(L, -2, "exit");
+    vm_set_function(L, "exit", lua_exit);
     lua_pop(L, 1);
     vm_register(L, functions);
     luaL_newmetatable(L, here_class);
-    lua_pushcfunction(L, leave_here);
-    lua_setfield(L, -2, "__close");
+    vm_set_function(L, "__close", leave_here);
     lua_pop(L, 1);
 }

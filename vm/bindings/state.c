@@ -15,8 +15,7 @@ static const char *display_name(const ml_state *state) {
     return state->name ? state->name : "a state without a name";
 }
 
-/* ---- Making states -----------------------------------------------------------------------------
- */
+/* ---- Making states --------------------------------------------------------------------------- */
 
 typedef struct {
     ml_graph *graph;
@@ -99,8 +98,7 @@ static const char *set_name(lua_State *L, uint32_t id, int index) {
         lua_pushnil(L);
         lua_setfield(L, -2, state->name);
     }
-    lua_pushinteger(L, id);
-    lua_setfield(L, -2, name);
+    vm_set_integer(L, name, id);
     lua_pop(L, 1);
     return vm_intern(L, name);
 }
@@ -147,8 +145,7 @@ void vm_push_state(lua_State *L, uint32_t id) {
     lua_remove(L, -2);
 }
 
-/* ---- Methods -----------------------------------------------------------------------------------
- */
+/* ---- Methods --------------------------------------------------------------------------------- */
 
 static uint32_t self(lua_State *L) {
     return vm_state(L, 1, "self");
@@ -329,8 +326,7 @@ static int state_index(lua_State *L) {
     vm_missing_method(L, methods, lua_upvalueindex(1));
 }
 
-/* ---- Gradients ---------------------------------------------------------------------------------
- */
+/* ---- Gradients ------------------------------------------------------------------------------- */
 
 typedef struct {
     ml_graph *graph;
@@ -385,8 +381,7 @@ static int core_grad(lua_State *L) {
     return 1;
 }
 
-/* ---- Registration ------------------------------------------------------------------------------
- */
+/* ---- Registration ---------------------------------------------------------------------------- */
 
 static const vm_entry functions[] = {
     {"state", core_state,
@@ -432,11 +427,8 @@ void vm_state_register(lua_State *L) {
     vm_register(L, methods);
     lua_pushcclosure(L, state_index, 1);
     lua_setfield(L, -2, "__index");
-    lua_pushstring(L, vm_state_class);
-    lua_setfield(L, -2, "__metatable");
-    lua_pushcfunction(L, state_tostring);
-    lua_setfield(L, -2, "__tostring");
-    lua_pushcfunction(L, vm_no_new_field);
-    lua_setfield(L, -2, "__newindex");
+    vm_set_string(L, "__metatable", vm_state_class);
+    vm_set_function(L, "__tostring", state_tostring);
+    vm_set_function(L, "__newindex", vm_no_new_field);
     lua_pop(L, 1);
 }

@@ -33,8 +33,7 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
     }
 }
 
-/* ---- Leaves ------------------------------------------------------------------------------------
- */
+/* ---- Leaves ---------------------------------------------------------------------------------- */
 
 static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type) {
     return type->rank ? vm_unary(L, ML_OP_BROADCAST, n, type) : n;
@@ -122,8 +121,7 @@ static int core_input(lua_State *L) {
     return vm_push_tensor(L, node.result);
 }
 
-/* ---- Movements ---------------------------------------------------------------------------------
- */
+/* ---- Movements ------------------------------------------------------------------------------- */
 
 static int tensor_cast(lua_State *L) {
     vm_most_arguments(L, 2, "cast");
@@ -298,8 +296,7 @@ static int tensor_ragged_dot(lua_State *L) {
     return vm_push_tensor(L, precision_product(L, &node, 2));
 }
 
-/* ---- Contraction ------------------------------------------------------------
- */
+/* ---- Contraction ----------------------------------------------------------------------------- */
 
 /* Push which axes a product could sum over: those that both have. */
 static const char *push_shared_help(lua_State *L, const ml_ref *sources) {
@@ -338,8 +335,7 @@ static int tensor_dot(lua_State *L) {
     return vm_push_tensor(L, product);
 }
 
-/* ---- What a tensor is --------------------------------------------------------------------------
- */
+/* ---- What a tensor is ------------------------------------------------------------------------ */
 
 static int tensor_dtype(lua_State *L) {
     lua_pushstring(L, ml_dtypes[type_of(L, vm_tensor(L, 1, "the operand"))->dtype].name);
@@ -388,8 +384,7 @@ static int tensor_index(lua_State *L) {
     return vm_missing_method(L, lua_upvalueindex(1), 0);
 }
 
-/* ---- Registration ------------------------------------------------------------------------------
- */
+/* ---- Registration ---------------------------------------------------------------------------- */
 
 static const vm_entry functions[] = {
     {"full", core_full, "axes: Axis[], value: number|boolean|Tensor, dtype?: string -> Tensor",
@@ -444,9 +439,7 @@ void vm_tensor_register(lua_State *L) {
     luaL_newmetatable(L, vm_state_class); /* state.c fills it */
     lua_pop(L, 1);
     luaL_getmetatable(L, vm_tensor_class);
-    lua_pushcfunction(L, tensor_tostring);
-    lua_setfield(L, -2, "__tostring");
-    lua_pushcfunction(L, vm_no_new_field);
-    lua_setfield(L, -2, "__newindex");
+    vm_set_function(L, "__tostring", tensor_tostring);
+    vm_set_function(L, "__newindex", vm_no_new_field);
     lua_pop(L, 1);
 }

@@ -45,7 +45,6 @@ void vm_tensorfile_register(lua_State *L) {
         {0}};
     vm_register(L, functions);
     luaL_newmetatable(L, FILE_CLASS);
-    lua_pushcfunction(L, file_gc);
-    lua_setfield(L, -2, "__gc");
+    vm_set_function(L, "__gc", file_gc);
     lua_pop(L, 1);
 }

@@ -180,8 +180,7 @@ void vm_tokenizer_register(lua_State *L) {
     lua_pop(L, 2);
     for (int i = 0; i < 2; i++) {
         luaL_newmetatable(L, collected[i].name);
-        lua_pushcfunction(L, collected[i].func);
-        lua_setfield(L, -2, "__gc");
+        vm_set_function(L, "__gc", collected[i].func);
         lua_pop(L, 1);
     }
 }

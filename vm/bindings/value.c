@@ -84,8 +84,7 @@ bool vm_is_class(lua_State *L, int index, const char *class_name) {
     return luaL_testudata(L, index, class_name) != NULL;
 }
 
-/* ---- Tensors and states
- * -------------------------------------------------------------------------- */
+/* ---- Tensors and states ---------------------------------------------------------------------- */
 
 int vm_push_tensor(lua_State *L, ml_ref n) {
     *(ml_ref *)lua_newuserdatauv(L, sizeof n, 0) = n;
@@ -139,8 +138,7 @@ ml_ref vm_state_value(lua_State *L, uint32_t id) {
     return vm_cast(L, n, vm_compute_dtype(L));
 }
 
-/* ---- Nodes -------------------------------------------------------------------------------------
- */
+/* ---- Nodes ----------------------------------------------------------------------------------- */
 
 void vm_origin(lua_State *L, ml_origin *origin) {
     ml_vm *vm = vm_of(L);
@@ -248,8 +246,7 @@ ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *
     return node.result;
 }
 
-/* ---- Axes --------------------------------------------------------------------------------------
- */
+/* ---- Axes ------------------------------------------------------------------------------------ */
 
 typedef struct {
     ml_vm *vm;
@@ -532,8 +529,19 @@ void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
     luaL_pushresult(&b);
 }
 
-/* ---- Other arguments ---------------------------------------------------------------------------
- */
+void vm_format_bytes(char *out, size_t size, int64_t bytes) {
+    double value = (double)bytes;
+    if (bytes < 1 << 10)
+        snprintf(out, size, "%lld B", (long long)bytes);
+    else if (bytes < 1 << 20)
+        snprintf(out, size, "%.1f KiB", value / (1 << 10));
+    else if (bytes < 1 << 30)
+        snprintf(out, size, "%.1f MiB", value / (1 << 20));
+    else
+        snprintf(out, size, "%.2f GiB", value / (1 << 30));
+}
+
+/* ---- Other arguments ------------------------------------------------------------------------- */
 
 /* The first `own` arguments are not counted: the tensor of a method. */
 static void check_most(lua_State *L, int most, int own, const char *what) {
@@ -664,15 +672,11 @@ void vm_axis_register(lua_State *L) {
     vm_new_class(L, vm_axis_class, none, axis_index, NULL);
     lua_pop(L, 1);
     luaL_getmetatable(L, vm_axis_class);
-    lua_pushcfunction(L, axis_tostring);
-    lua_setfield(L, -2, "__tostring");
-    lua_pushcfunction(L, axis_equal);
-    lua_setfield(L, -2, "__eq");
+    vm_set_function(L, "__tostring", axis_tostring);
+    vm_set_function(L, "__eq", axis_equal);
     static const char *const operators[] = {"__add", "__sub", "__mul", "__div", "__idiv", "__mod",
                                             "__pow", "__unm", "__lt",  "__le",  "__len",  "__call"};
-    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
-        lua_pushcfunction(L, axis_operator);
-        lua_setfield(L, -2, operators[i]);
-    }
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+        vm_set_function(L, operators[i], axis_operator);
     lua_pop(L, 1);
 }

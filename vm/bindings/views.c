@@ -13,8 +13,7 @@
 static const char *const open_class = "mlua.tensor_file";
 static const char *const writer_class = "mlua.tensor_writer";
 
-/* ---- Files that are open -----------------------------------------------------------------------
- */
+/* ---- Files that are open --------------------------------------------------------------------- */
 
 static int core_tensor_file(lua_State *L) {
     const char *path = luaL_checkstring(L, 1);
@@ -42,23 +41,20 @@ static int file_tensors(lua_State *L) {
     for (int i = 0; i < file->count; i++) {
         const ml_safetensor *tensor = &file->tensor[i];
         lua_createtable(L, 0, 3);
-        lua_pushstring(L, dtype_name(tensor));
-        lua_setfield(L, -2, "dtype");
+        vm_set_string(L, "dtype", dtype_name(tensor));
         lua_createtable(L, tensor->rank, 0);
         for (int k = 0; k < tensor->rank; k++) {
             lua_pushinteger(L, tensor->shape[k]);
             lua_rawseti(L, -2, k + 1);
         }
         lua_setfield(L, -2, "shape");
-        lua_pushinteger(L, i + 1);
-        lua_setfield(L, -2, "place");
+        vm_set_integer(L, "place", i + 1);
         lua_setfield(L, -2, tensor->name);
     }
     return 1;
 }
 
-/* ---- Views -------------------------------------------------------------------------------------
- */
+/* ---- Views ----------------------------------------------------------------------------------- */
 
 static int64_t integer_field(lua_State *L, int table, const char *key) {
     lua_getfield(L, table, key);
@@ -155,8 +151,7 @@ static int core_convert(lua_State *L) {
     return 1;
 }
 
-/* ---- Files that are written --------------------------------------------------------------------
- */
+/* ---- Files that are written ------------------------------------------------------------------ */
 
 typedef struct {
     FILE *stream;

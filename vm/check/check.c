@@ -39,20 +39,7 @@ typedef struct {
     bool fits;
 } report;
 
-/* ---- Numbers for people
- * -------------------------------------------------------------------------- */
-
-static void format_bytes(char *out, size_t size, int64_t bytes) {
-    double value = (double)bytes;
-    if (bytes < 1 << 10)
-        snprintf(out, size, "%lld B", (long long)bytes);
-    else if (bytes < 1 << 20)
-        snprintf(out, size, "%.1f KiB", value / (1 << 10));
-    else if (bytes < 1 << 30)
-        snprintf(out, size, "%.1f MiB", value / (1 << 20));
-    else
-        snprintf(out, size, "%.2f GiB", value / (1 << 30));
-}
+/* ---- Numbers for people ---------------------------------------------------------------------- */
 
 static void format_count(char *out, size_t size, double value) {
     static const char *const units[] = {"", " k", " M", " G", " T", " P"};
@@ -63,7 +50,7 @@ static void format_count(char *out, size_t size, double value) {
 
 static const char *bytes_text(lua_State *L, int64_t bytes) {
     char text[64];
-    format_bytes(text, sizeof text, bytes);
+    vm_format_bytes(text, sizeof text, bytes);
     return lua_pushstring(L, text);
 }
 
@@ -78,8 +65,7 @@ static const char *flops_text(lua_State *L, double flops) {
     return lua_pushfstring(L, flops < 1000 ? "%s FLOP" : "%sFLOP", count);
 }
 
-/* ---- Gathering
- * ----------------------------------------------------------------------------------- */
+/* ---- Gathering ------------------------------------------------------------------------------- */
 
 static const char *device_text(const ml_vm *vm) {
     return vm->check_device ? vm->check_device : ml_session_device(vm->session)->description;
@@ -338,8 +324,7 @@ static void read_states(lua_State *L, report *r) {
     lua_pop(L, 3);
 }
 
-/* ---- Printing
- * ------------------------------------------------------------------------------------ */
+/* ---- Printing -------------------------------------------------------------------------------- */
 
 static void print_largest(lua_State *L, const report *r) {
     ml_plan_block list[LARGEST];
@@ -376,18 +361,9 @@ static void print_types(lua_State *L, const vm_program *program, const char *nam
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
         const ml_node *node = ml_graph_node(g, n);
         if (node->op == ML_OP_CONST || (node->flags & ML_NODE_FUNCTION)) continue;
-        const ml_origin *origin = ml_graph_origin(g, n);
         vm_push_type(L, g, ml_graph_type(g, n));
-        printf("  %-12s %s", ml_ops[node->op].name, lua_tostring(L, -1));
+        traffic_print_node(g, n, lua_tostring(L, -1));
         lua_pop(L, 1);
-        if (node->op == ML_OP_STATE) {
-            const char *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0])->name;
-            printf("  state %s", state ? state : "?");
-        }
-        if (node->flags & ML_NODE_BACKWARD) printf("  backward");
-        if (origin && origin->module && origin->module[0]) printf("  in %s", origin->module);
-        if (origin && origin->file) printf("  %s:%d", origin->file, origin->line);
-        printf("\n");
     }
 }
 
@@ -470,10 +446,9 @@ static void print_memory(lua_State *L, const report *r) {
 }
 
 static void print_traffic(lua_State *L, const report *r) {
-    traffic_print(L, &r->traffic, "in one step", format_bytes);
+    traffic_print(L, &r->traffic, "in one step");
     if (r->step_programs < vm_table_length(L, 1))
-        traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)",
-                      format_bytes);
+        traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)");
 }
 
 static void print_all_types(lua_State *L) {
@@ -569,8 +544,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     json_decref(object);
 }
 
-/* ---- core.report
- * --------------------------------------------------------------------------------- */
+/* ---- core.report ----------------------------------------------------------------------------- */
 
 typedef struct {
     const ml_plan *plan;

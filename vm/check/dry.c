@@ -84,8 +84,7 @@ static bool is_end(lua_State *L, int index) {
     return lua_islightuserdata(L, index) && lua_touserdata(L, index) == &ended;
 }
 
-/* ---- The chunk's variables ---------------------------------------------------------------------
- */
+/* ---- The chunk's variables ------------------------------------------------------------------- */
 
 static const char *const chunk_key = "mlua.chunk"; /* registry: the function that dry_call calls */
 static const char *const locals_key = "mlua.locals"; /* registry: its variables, by name */
@@ -142,8 +141,7 @@ static void set_globals(lua_State *L) {
     lua_pop(L, 1);
 }
 
-/* ---- The call ----------------------------------------------------------------------------------
- */
+/* ---- The call -------------------------------------------------------------------------------- */
 
 /* Whether the script itself raised the error: by assert or error. */
 static bool is_raised_by_script(lua_State *L) {

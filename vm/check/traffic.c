@@ -77,8 +77,7 @@ static void push_mesh(lua_State *L, const ml_layout *layout) {
     luaL_pushresult(&text);
 }
 
-void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
-                   void (*format)(char *, size_t, int64_t)) {
+void traffic_print(lua_State *L, const vm_traffic *t, const char *when) {
     const ml_layout *layout = t->layout;
     char size[64];
     if (layout == NULL) return;
@@ -86,7 +85,7 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
     for (int i = 0; i < layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             if (!t->total[i][k].count) continue;
-            format(size, sizeof size, t->total[i][k].bytes);
+            vm_format_bytes(size, sizeof size, t->total[i][k].bytes);
             printf("  %-6s %-14s %6lld  %10s sent\n", layout->axis[i].name, ml_collectives[k].label,
                    (long long)t->total[i][k].count, size);
         }
@@ -94,7 +93,7 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
     for (int i = 0; i < t->count; i++) {
         const vm_move *m = &t->largest[i];
         const ml_origin *origin = move_origin(m);
-        format(size, sizeof size, m->bytes);
+        vm_format_bytes(size, sizeof size, m->bytes);
         vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
         printf("  %10s x %-4lld %s over %s to %s", size, (long long)m->count,
                ml_collectives[m->step->collective->kind].name,
@@ -241,8 +240,7 @@ void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
     json_object_set_new(object, "redistributions", moves_json(L, t));
 }
 
-/* ---- Types ------------------------------------------------------------------------------------
- */
+/* ---- Types ----------------------------------------------------------------------------------- */
 
 typedef struct {
     const ml_vm *vm;
@@ -254,14 +252,10 @@ typedef struct {
     ml_placements at; /* and its place */
 } types_call;
 
-static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
-    const types_call *call = context;
+void traffic_print_node(const ml_graph *g, ml_ref n, const char *type) {
     const ml_node *node = ml_graph_node(g, n);
     const ml_origin *origin = ml_graph_origin(g, n);
-    if (node->op == ML_OP_CONST || (node->flags & ML_NODE_FUNCTION)) return;
-    ml_text type = {.arena = call->arena};
-    ml_layout_print_type(call->layout, g, ml_graph_type(g, n), at, &type);
-    printf("  %-12s %s", ml_ops[node->op].name, type.text);
+    printf("  %-12s %s", ml_ops[node->op].name, type);
     if (node->op == ML_OP_STATE) {
         const char *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0])->name;
         printf("  state %s", state ? state : "?");
@@ -270,6 +264,15 @@ static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_plac
     if (origin->module && origin->module[0]) printf("  in %s", origin->module);
     if (origin->file) printf("  %s:%d", origin->file, origin->line);
     printf("\n");
+}
+
+static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
+    const types_call *call = context;
+    const ml_node *node = ml_graph_node(g, n);
+    if (node->op == ML_OP_CONST || (node->flags & ML_NODE_FUNCTION)) return;
+    ml_text type = {.arena = call->arena};
+    ml_layout_print_type(call->layout, g, ml_graph_type(g, n), at, &type);
+    traffic_print_node(g, n, type.text);
 }
 
 /* Extract, simplify, shard: the frame of both reports. */
@@ -324,22 +327,20 @@ static void print_tensor(void *argument) {
     printf("%s", text.text);
 }
 
-static void print_sent(const types_call *call, const char *before, const char *after,
-                       void (*format)(char *, size_t, int64_t)) {
+static void print_sent(const types_call *call, const char *before, const char *after) {
     ml_traffic sent[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
     char size[64];
     ml_shard_traffic(call->local, call->layout, sent);
     for (int i = 0; i < call->layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             if (!sent[i][k].count) continue;
-            format(size, sizeof size, sent[i][k].bytes);
+            vm_format_bytes(size, sizeof size, sent[i][k].bytes);
             printf("%s%lld %s over %s, %s%s", before, (long long)sent[i][k].count,
                    ml_collectives[k].label, call->layout->axis[i].name, size, after);
         }
 }
 
-void traffic_print_typed(lua_State *L, const ml_roots *roots,
-                         void (*format)(char *, size_t, int64_t)) {
+void traffic_print_typed(lua_State *L, const ml_roots *roots) {
     types_call call = {.vm = vm_of(L), .asked = roots, .arena = ml_arena_new()};
     call.layout = ml_session_layout(call.vm->session);
     push_mesh(L, call.layout);
@@ -348,11 +349,11 @@ void traffic_print_typed(lua_State *L, const ml_roots *roots,
     lua_pop(L, 1);
     ml_status status = call.arena ? ml_protect(print_global, &call)
                                   : ml_fail(ML_NO_MEMORY, "not enough host memory");
-    if (status == ML_OK) print_sent(&call, "  of each rank  ", " sent\n", format);
+    if (status == ML_OK) print_sent(&call, "  of each rank  ", " sent\n");
     types_end(L, &call, status);
 }
 
-bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t, int64_t)) {
+bool traffic_print_tensor(lua_State *L, ml_ref n) {
     ml_roots roots = {.outputs = &n, .output_count = 1};
     types_call call = {.vm = vm_of(L), .asked = &roots};
     call.layout = ml_session_layout(call.vm->session);
@@ -363,9 +364,9 @@ bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t,
     char size[64];
     if (status == ML_OK) {
         ml_type local = ml_layout_local(call.layout, &call.type, &call.at);
-        format(size, sizeof size, ml_type_bytes(&local));
+        vm_format_bytes(size, sizeof size, ml_type_bytes(&local));
         printf("  %s", size);
-        print_sent(&call, "; ", "", format);
+        print_sent(&call, "; ", "");
     }
     types_end(L, &call, status);
     return true;

@@ -42,16 +42,16 @@ void traffic_add_placed(vm_traffic *t, const ml_layout *layout, const ml_type *t
                         const ml_placements *at);
 void traffic_print_ranks(lua_State *L, const vm_traffic *t);
 /* `when`: "in one step". */
-void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
-                   void (*format)(char *, size_t, int64_t));
+void traffic_print(lua_State *L, const vm_traffic *t, const char *when);
+/* A line about a node, whose type prints so. */
+void traffic_print_node(const ml_graph *g, ml_ref n, const char *type);
 /* The tensors of the global program `roots` of the session, with their placement. */
 void traffic_print_types(lua_State *L, const ml_roots *roots);
 /* Likewise, and what ranks send to compute the outputs, which stay where their ops put them. */
-void traffic_print_typed(lua_State *L, const ml_roots *roots,
-                         void (*format)(char *, size_t, int64_t));
+void traffic_print_typed(lua_State *L, const ml_roots *roots);
 /* A tensor of the session's graph: its type and placement, a rank's part, and what the ranks
  * send to compute it. False where there is no layout of several ranks. */
-bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t, int64_t));
+bool traffic_print_tensor(lua_State *L, ml_ref n);
 void traffic_json(lua_State *L, const vm_traffic *t, json_t *object);
 
 #endif

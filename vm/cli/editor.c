@@ -12,8 +12,7 @@ typedef struct {
     FILE *file;
 } writer;
 
-/* ---- Rows of C: "axis: Axis|string, start?: integer -> Tensor" ----------------------------------
- */
+/* ---- Rows of C: "axis: Axis|string, start?: integer -> Tensor" ------------------------------- */
 
 /* Where the next parameter ends: at a comma outside of brackets. */
 static const char *end_of_parameter(const char *at, const char *end) {
@@ -64,8 +63,7 @@ static void write_method_row(writer *w, const vm_entry *row) {
     write_row(w, &method, "Tensor", ':');
 }
 
-/* ---- Functions of stdlib -----------------------------------------------------------------------
- */
+/* ---- Functions of stdlib --------------------------------------------------------------------- */
 
 typedef struct {
     const char *comment, *comment_end; /* the lines "---..." above */
@@ -160,8 +158,7 @@ static void write_function(writer *w, const char *owner, char separator, const c
         fprintf(w->file, "function %s%c%s(%s) end\n\n", owner, separator, name, names);
 }
 
-/* ---- Classes that the comments of stdlib declare
- * -------------------------------------------------- */
+/* ---- Classes that the comments of stdlib declare --------------------------------------------- */
 
 /* The end of the comment lines "---..." that begin at `line`. */
 static const char *end_of_comment(const char *line, const char *end) {
@@ -198,8 +195,7 @@ static void write_classes(writer *w) {
     }
 }
 
-/* ---- The whole file
- * ------------------------------------------------------------------------------ */
+/* ---- The whole file -------------------------------------------------------------------------- */
 
 static int compare_keys(lua_State *L) {
     lua_pushboolean(L, strcmp(lua_tostring(L, 1), lua_tostring(L, 2)) < 0);

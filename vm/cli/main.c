@@ -83,8 +83,7 @@ static const command *find_command(const char *name) {
     return NULL;
 }
 
-/* ---- Help --------------------------------------------------------------------------------------
- */
+/* ---- Help ------------------------------------------------------------------------------------ */
 
 static void print_knobs(void) {
     const char *name, *syntax, *meaning;
@@ -98,8 +97,7 @@ static void print_knobs(void) {
 
 static void print_help(void) {
     printf("mlua trains the models that Lua scripts describe.\n\nusage: mlua COMMAND ...\n       "
-           "mlua SCRIPT [key=value ...]"
-           "    the same as mlua run\n\ncommands\n");
+           "mlua SCRIPT [key=value ...]    the same as mlua run\n\ncommands\n");
     for (int i = 0; i < COMMAND_COUNT; i++) {
         char left[64];
         snprintf(left, sizeof left, "%s %s", commands[i].name, commands[i].arguments);
@@ -120,8 +118,7 @@ static void print_command_help(const command *c) {
     }
 }
 
-/* ---- Scripts -----------------------------------------------------------------------------------
- */
+/* ---- Scripts --------------------------------------------------------------------------------- */
 
 /* The file of the same folder that was probably meant; freed by the caller. */
 static char *similar_file(const char *path) {
@@ -268,8 +265,7 @@ static int run_script(vm_options *options) {
     return output_restore(options) || result != EXIT_OK ? result : EXIT_ERROR;
 }
 
-/* ---- Commands ----------------------------------------------------------------------------------
- */
+/* ---- Commands -------------------------------------------------------------------------------- */
 
 static int parse_script(const char *name, vm_options *options, int count, char **words,
                         bool needed) {

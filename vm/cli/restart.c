@@ -50,8 +50,7 @@ static void set_option(starter *s, const char *name, char *value) {
     s->words[s->count = to] = NULL;
 }
 
-/* ---- Fewer ranks -------------------------------------------------------------------------------
- */
+/* ---- Fewer ranks ----------------------------------------------------------------------------- */
 
 static int64_t data_parallel(const vm_options *options) {
     for (int i = 0; i < options->mesh_count; i++)
@@ -104,8 +103,7 @@ static int gpus_left(const vm_options *options) {
     return doctor_gpus();
 }
 
-/* ---- Starting again ---------------------------------------------------------------------------
- */
+/* ---- Starting again -------------------------------------------------------------------------- */
 
 /* A rank was killed, stood still or lost its device. Errors of the script would come again. */
 static bool died(int code) {

@@ -91,8 +91,7 @@ static ml_status read_file(tokenizing *z, const char *path) {
     return ML_OK;
 }
 
-/* ---- With an output ----------------------------------------------------------------------------
- */
+/* ---- With an output -------------------------------------------------------------------------- */
 
 static ml_status part_name(const tokenizing *z, const char *path, char name[PATH_MAX]) {
     struct stat about;
@@ -204,8 +203,7 @@ bool tokenize_files(const tokenize_options *options, int count, char **paths) {
     return end(&z, encode_files(&z, count, paths));
 }
 
-/* ---- Training ----------------------------------------------------------------------------------
- */
+/* ---- Training -------------------------------------------------------------------------------- */
 
 static ml_status print_merge(void *context, const char *token, size_t bytes, int64_t count) {
     const tokenizing *z = context;

@@ -39,8 +39,7 @@ const char *vm_file_of(const char *source) {
     return source[0] == '@' || source[0] == '=' ? source + 1 : source;
 }
 
-/* ---- Rendering ---------------------------------------------------------------------------------
- */
+/* ---- Rendering ------------------------------------------------------------------------------- */
 
 /* The origin that a node shows: for the read of a state, the state's declaration. */
 static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **state_name) {
@@ -315,8 +314,7 @@ void vm_raise(lua_State *L) {
     }
     if (!interrupted) raise_error(L, operands, count);
     make_error(L, NULL, 0, 0);
-    lua_pushboolean(L, 1);
-    lua_setfield(L, -2, "interrupted");
+    vm_set_boolean(L, "interrupted", 1);
     lua_error(L);
     __builtin_unreachable();
 }
@@ -329,8 +327,7 @@ void vm_protect(lua_State *L, void (*body)(void *), void *argument) {
     if (ml_protect(body, argument) != ML_OK) vm_raise(L);
 }
 
-/* ---- Errors of plain Lua -----------------------------------------------------------------------
- */
+/* ---- Errors of plain Lua --------------------------------------------------------------------- */
 
 /* The frame whose position Lua put before a message ("gpt.lua:3: ..."): its chunk may be longer
  * than what the message shows. */
@@ -447,8 +444,7 @@ void vm_finish_error(lua_State *L) {
     lua_call(L, 1, 1);
 }
 
-/* ---- The class and core.fail --------------------------------------------------------------------
- */
+/* ---- The class and core.fail ----------------------------------------------------------------- */
 
 static int error_tostring(lua_State *L) {
     lua_getfield(L, 1, "text");

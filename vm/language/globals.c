@@ -141,8 +141,7 @@ const char *vm_name_note(const char *name) {
     return help ? help : foreign_note(name);
 }
 
-/* ---- The text of the script --------------------------------------------------------------------
- */
+/* ---- The text of the script ------------------------------------------------------------------ */
 
 /* Where a chunk first declares a name: lines from 1, 0: nowhere. */
 typedef struct {
@@ -217,8 +216,7 @@ static void look(survey *s, const char *text, size_t size) {
     }
 }
 
-/* ---- What was probably meant -------------------------------------------------------------------
- */
+/* ---- What was probably meant ----------------------------------------------------------------- */
 
 static int get_field(lua_State *L) {
     lua_gettable(L, 1);
@@ -394,8 +392,7 @@ static void push_help(lua_State *L, const char *name) {
                         name);
 }
 
-/* ---- The metatable -----------------------------------------------------------------------------
- */
+/* ---- The metatable --------------------------------------------------------------------------- */
 
 /* globals, name -> value */
 static int read_unknown(lua_State *L) {

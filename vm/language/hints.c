@@ -9,8 +9,7 @@
 #include "vm/language/lexer.h"
 #include "vm/language/syntax.h"
 
-/* ---- Errors of plain Lua -----------------------------------------------------------------------
- */
+/* ---- Errors of plain Lua --------------------------------------------------------------------- */
 
 /* Functions of Lua's libraries, texts and tables that other languages or versions have. */
 static const char *note_on_field(const char *name) {
@@ -120,8 +119,7 @@ void vm_push_plain_help(lua_State *L, const char *text, const char *file, int li
     lua_pushstring(L, help);
 }
 
-/* ---- Arguments that are nil --------------------------------------------------------------------
- */
+/* ---- Arguments that are nil ------------------------------------------------------------------ */
 
 /* Whether the chain of names that ends before the current token is read, and not called, set or
  * followed further. */
@@ -183,8 +181,7 @@ void vm_push_nil_help(lua_State *L) {
     lua_pushliteral(L, "is a name misspelt, or does a function return nothing?");
 }
 
-/* ---- Calls with a dot --------------------------------------------------------------------------
- */
+/* ---- Calls with a dot ------------------------------------------------------------------------ */
 
 static int get_field(lua_State *L) {
     lua_gettable(L, 1);

@@ -15,8 +15,7 @@
 
 static const char *const seed_key = "mlua.randomseed"; /* registry: Lua's math.randomseed */
 
-/* ---- Randomness --------------------------------------------------------------------------------
- */
+/* ---- Randomness ------------------------------------------------------------------------------ */
 
 static void follow_seed(lua_State *L, int results) {
     lua_getfield(L, LUA_REGISTRYINDEX, seed_key);
@@ -66,8 +65,7 @@ void vm_compare_random(lua_State *L) {
     vm_check(L, ml_comm_agree(vm->options->comm, vm->random.hash, what));
 }
 
-/* ---- debug -------------------------------------------------------------------------------------
- */
+/* ---- debug ----------------------------------------------------------------------------------- */
 
 static int missing_debug(lua_State *L) {
     const char *name = luaL_tolstring(L, 2, NULL);
@@ -84,8 +82,7 @@ static void reduce_debug(lua_State *L) {
     lua_setfield(L, -3, "traceback");
     lua_pop(L, 1);
     lua_createtable(L, 0, 1);
-    lua_pushcfunction(L, missing_debug);
-    lua_setfield(L, -2, "__index");
+    vm_set_function(L, "__index", missing_debug);
     lua_setmetatable(L, -2);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_pushvalue(L, -2);
@@ -94,8 +91,7 @@ static void reduce_debug(lua_State *L) {
     lua_setglobal(L, LUA_DBLIBNAME);
 }
 
-/* ---- os ----------------------------------------------------------------------------------------
- */
+/* ---- os -------------------------------------------------------------------------------------- */
 
 /* As where the system has no other locale. */
 static int set_locale(lua_State *L) {
@@ -113,11 +109,9 @@ void vm_libraries_register(lua_State *L) {
     lua_getglobal(L, LUA_MATHLIBNAME);
     lua_getfield(L, -1, "randomseed");
     lua_setfield(L, LUA_REGISTRYINDEX, seed_key);
-    lua_pushcfunction(L, random_seed);
-    lua_setfield(L, -2, "randomseed");
+    vm_set_function(L, "randomseed", random_seed);
     lua_getglobal(L, LUA_OSLIBNAME);
-    lua_pushcfunction(L, set_locale);
-    lua_setfield(L, -2, "setlocale");
+    vm_set_function(L, "setlocale", set_locale);
     lua_pop(L, 2);
     reduce_debug(L);
     vm_seed_random(L);

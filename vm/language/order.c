@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Objects are numbered ----------------------------------------------------------------------
- */
+/* ---- Objects are numbered -------------------------------------------------------------------- */
 
 /* Blocks of memory are aligned to 16 bytes; an object follows its number, so that its address is 8
  * more than a multiple of 16. That is enough for what Lua and vm/ store in them. */
@@ -85,8 +84,7 @@ static const void *block_of(lua_State *L, int index) {
     }
 }
 
-/* ---- Keys and their order ----------------------------------------------------------------------
- */
+/* ---- Keys and their order -------------------------------------------------------------------- */
 
 typedef enum { INDEX, NUMBER, TEXT, BOOLEAN, OBJECT, ADDRESS } key_class;
 typedef struct {
@@ -234,8 +232,7 @@ void order_push_keys(lua_State *L, int index) {
     push_keys(L, index, 0);
 }
 
-/* ---- pairs -------------------------------------------------------------------------------------
- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 /* Whether Lua's own order of the table at `index` is the fixed one. If not, *run is how many
  * integers from 1 on it begins with, one after another. */
@@ -313,8 +310,7 @@ static int pairs(lua_State *L) {
     return 3;
 }
 
-/* ---- next --------------------------------------------------------------------------------------
- */
+/* ---- next ------------------------------------------------------------------------------------ */
 
 /* The first key of the table at 1, and its value. Finding one key takes no sorting. */
 static int first(lua_State *L) {
@@ -439,8 +435,7 @@ static int next(lua_State *L) {
     return 2;
 }
 
-/* ---- table.sort --------------------------------------------------------------------------------
- */
+/* ---- table.sort ------------------------------------------------------------------------------ */
 
 /* Whether the value at the top comes before the one below it; pops neither. Index 2: the order. */
 static bool comes_before(lua_State *L) {
@@ -512,7 +507,6 @@ void order_register(lua_State *L) {
     lua_pushcclosure(L, next, 1);
     lua_setfield(L, -2, "next");
     lua_getfield(L, -1, "table");
-    lua_pushcfunction(L, sort);
-    lua_setfield(L, -2, "sort");
+    vm_set_function(L, "sort", sort);
     lua_pop(L, 2);
 }

@@ -94,8 +94,7 @@ static const char *push_target(const problem *p, int i) {
                            p->at[i - 1].end - p->at[first].start);
 }
 
-/* ---- Operators ---------------------------------------------------------------------------------
- */
+/* ---- Operators ------------------------------------------------------------------------------- */
 
 static bool is_arithmetic(int k) {
     return k == T_IDIV || k == T_CONCAT || k == T_SHL || k == T_SHR ||
@@ -169,8 +168,7 @@ static bool other_operators(const problem *p) {
     return arrow && say(p, "write function(x) return ... end");
 }
 
-/* ---- Comments, texts, numbers, characters ------------------------------------------------------
- */
+/* ---- Comments, texts, numbers, characters ---------------------------------------------------- */
 
 static bool comment(const problem *p) {
     int i = p->i, first = first_on_line(p, i);
@@ -228,8 +226,7 @@ static bool character(const problem *p) {
     return say(p, "names are made of a-z, A-Z, 0-9 and _; other characters belong in strings");
 }
 
-/* ---- Words of other languages ------------------------------------------------------------------
- */
+/* ---- Words of other languages ---------------------------------------------------------------- */
 
 static bool foreign_word(const problem *p) {
     static const char function[] = "write function f(x) ... end", local[] = "write local x = ...",
@@ -341,8 +338,7 @@ static bool loop(const problem *p) {
     return c && say(p, "for i = 1, n do ... end counts");
 }
 
-/* ---- Brackets ----------------------------------------------------------------------------------
- */
+/* ---- Brackets -------------------------------------------------------------------------------- */
 
 static bool index_or_list(const problem *p) {
     int i = p->i, open = open_bracket(p, i);
@@ -401,8 +397,7 @@ static bool bracket(const problem *p) {
     return say(p, "is a comma missing before %s, or a %s?", word, closing);
 }
 
-/* ---- Words of Lua ------------------------------------------------------------------------------
- */
+/* ---- Words of Lua ---------------------------------------------------------------------------- */
 
 static bool keyword(const problem *p) {
     int k = kind(p, p->i);
@@ -434,8 +429,7 @@ static bool missing_word(const problem *p) {
     return say(p, "is a comma or an operator missing before %s?", word_after);
 }
 
-/* ---- Missing ends ------------------------------------------------------------------------------
- */
+/* ---- Missing ends ---------------------------------------------------------------------------- */
 
 /* The column of the first token on the line of token i. */
 static size_t indentation(const problem *p, int i) {
@@ -514,8 +508,7 @@ static bool block_end(const problem *p) {
     return one_missing && say_no_end(p, opening);
 }
 
-/* ---- The rules ---------------------------------------------------------------------------------
- */
+/* ---- The rules ------------------------------------------------------------------------------- */
 
 /* Exact ones first: a later rule may match what an earlier one explains better. */
 static rule *const rules[] = {

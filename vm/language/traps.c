@@ -43,8 +43,7 @@ static void expect(scanner *s, int kind) {
     if (!accept(s, kind)) give_up();
 }
 
-/* ---- Edits -------------------------------------------------------------------------------------
- */
+/* ---- Edits ----------------------------------------------------------------------------------- */
 
 enum { CLOSING, OPERATOR, OPENING };
 
@@ -58,8 +57,7 @@ static void wrap(scanner *s, size_t start, size_t end, const char *opening) {
     add_edit(s, end, 0, CLOSING, ")");
 }
 
-/* ---- Grammar -----------------------------------------------------------------------------------
- */
+/* ---- Grammar --------------------------------------------------------------------------------- */
 
 /* What is known of an expression: whether it may be a tensor, and how it ends. */
 typedef enum {
@@ -392,8 +390,7 @@ static void block(scanner *s) {
     s->depth--;
 }
 
-/* ---- The rewritten text ------------------------------------------------------------------------
- */
+/* ---- The rewritten text ---------------------------------------------------------------------- */
 
 static int compare_edits(const void *left, const void *right) {
     const edit *a = left, *b = right;

@@ -69,8 +69,7 @@ int vm_no_new_field(lua_State *L) {
         "a %s cannot be assigned to", vm_is_state(L, 1, &id) ? "parameter or state" : "tensor");
 }
 
-/* ---- Axes that a tensor does not have ----------------------------------------------------------
- */
+/* ---- Axes that a tensor does not have -------------------------------------------------------- */
 
 /* What reductions that are composed in Lua do first, so that messages name them. */
 static int core_check_axes(lua_State *L) {

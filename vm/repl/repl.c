@@ -33,8 +33,7 @@ typedef struct {
     size_t line_capacity;
 } repl;
 
-/* ---- Lines -------------------------------------------------------------------------------------
- */
+/* ---- Lines ----------------------------------------------------------------------------------- */
 
 static const char *repl_prompt(EditLine *edit) {
     repl *r;
@@ -149,8 +148,7 @@ static const char *read_line(repl *r, const char *prompt, bool *interrupted) {
     return line;
 }
 
-/* ---- Inputs ------------------------------------------------------------------------------------
- */
+/* ---- Inputs ---------------------------------------------------------------------------------- */
 
 static bool is_incomplete(lua_State *L) {
     size_t length;
@@ -287,8 +285,7 @@ static int protected_step(lua_State *L) {
 /* What core.options() returns. */
 static void set_mode(lua_State *L, const char *mode) {
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.options");
-    lua_pushstring(L, mode);
-    lua_setfield(L, -2, "mode");
+    vm_set_string(L, "mode", mode);
     lua_pop(L, 1);
 }
 
@@ -318,8 +315,7 @@ static void leave_script(ml_vm *vm) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "mlua") == LUA_TTABLE) {
         lua_newtable(L);
-        lua_pushinteger(L, 0);
-        lua_setfield(L, -2, "sites");
+        vm_set_integer(L, "sites", 0);
         lua_setfield(L, -2, "context");
     }
     lua_pop(L, 2);

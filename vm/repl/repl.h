@@ -46,8 +46,6 @@ void repl_push_unknown(lua_State *L, const char *chunk, const char *text);
 /* Report all values of the stack; what there is without any. */
 void repl_run_command(lua_State *L, repl_command command);
 
-/* "12.5 MiB" */
-void repl_format_bytes(char *out, size_t size, int64_t bytes);
 /* Replace the set at the top by its sorted list. */
 void repl_sort_names(lua_State *L);
 /* Add to a set what a value has. */

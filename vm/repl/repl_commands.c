@@ -49,8 +49,7 @@ void repl_push_unknown(lua_State *L, const char *chunk, const char *text) {
     lua_remove(L, -2);
 }
 
-/* ---- What is reported --------------------------------------------------------------------------
- */
+/* ---- What is reported ------------------------------------------------------------------------ */
 
 typedef struct {
     int programs, outputs, updates; /* stack indices: lists, and a table by name */
@@ -132,8 +131,7 @@ static void plan_outputs(lua_State *L, const targets *t) {
     lua_getfield(L, -1, "mlua.core");
     lua_getfield(L, -1, "program");
     lua_newtable(L);
-    lua_pushstring(L, typed_name);
-    lua_setfield(L, -2, "name");
+    vm_set_string(L, "name", typed_name);
     lua_pushvalue(L, t->outputs);
     lua_setfield(L, -2, "outputs");
     lua_pushvalue(L, t->updates);
@@ -174,8 +172,7 @@ static void push_typed(lua_State *L, int count) {
     if (t.count) plan_outputs(L, &t);
     lua_settop(L, t.programs);
     lua_newtable(L);
-    lua_pushboolean(L, t.count > 0);
-    lua_setfield(L, -2, "typed");
+    vm_set_boolean(L, "typed", t.count > 0);
 }
 
 /* The last value, where it is something to report. */
@@ -193,7 +190,7 @@ static bool print_typed(lua_State *L, int programs) {
     lua_getiuservalue(L, -1, 1);
     const char *name = lua_tostring(L, -1);
     bool typed = lua_rawlen(L, programs) == 1 && name && strcmp(name, typed_name) == 0;
-    if (typed) traffic_print_typed(L, &vm_to_program(L, -2)->roots, repl_format_bytes);
+    if (typed) traffic_print_typed(L, &vm_to_program(L, -2)->roots);
     lua_pop(L, 2);
     return typed;
 }

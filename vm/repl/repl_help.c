@@ -25,8 +25,7 @@ static const char prompt_text[] =
     "m is the library, help(m) lists its functions. Tab completes, ^R searches the history, ^D "
     "ends.\n";
 
-/* ---- Text --------------------------------------------------------------------------------------
- */
+/* ---- Text ------------------------------------------------------------------------------------ */
 
 static void print_wrapped(const char *text, size_t length, int indent) {
     int column = 0;
@@ -90,8 +89,7 @@ static const char *find_line(const char *text, int number) {
     return text;
 }
 
-/* ---- Names -------------------------------------------------------------------------------------
- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 /* Push the key that has the value at `value` in the table at `table`; false where none has. */
 static bool push_key(lua_State *L, int table, int value) {
@@ -127,8 +125,7 @@ static void push_name(lua_State *L, int function, const char *otherwise) {
     lua_settop(L, top + 1);
 }
 
-/* ---- Functions ---------------------------------------------------------------------------------
- */
+/* ---- Functions ------------------------------------------------------------------------------- */
 
 static void print_row(lua_State *L, int function, const vm_entry *row) {
     const char *arrow = strstr(row->signature, "-> ");
@@ -231,8 +228,7 @@ static bool print_function(lua_State *L, int index) {
     return line != NULL;
 }
 
-/* ---- Other values ------------------------------------------------------------------------------
- */
+/* ---- Other values ---------------------------------------------------------------------------- */
 
 /* Names of a table that is on top, sorted, wrapped; pops it. */
 static void print_names(lua_State *L, const char *before) {
@@ -335,8 +331,7 @@ void repl_print_help(lua_State *L, int index) {
     }
 }
 
-/* ---- help --------------------------------------------------------------------------------------
- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 /* Push what a text names: "gelu", "m.gelu", "x:sum", "math.floor"; raises where nothing does. */
 static void push_named(lua_State *L, const char *text) {

@@ -8,25 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Printing ----------------------------------------------------------------------------------
- */
+/* ---- Printing -------------------------------------------------------------------------------- */
 
 enum { SHOWN_ITEMS = 24, SHOWN_NAMES = 200 };
 
-void repl_format_bytes(char *out, size_t size, int64_t bytes) {
-    if (bytes < 1 << 10)
-        snprintf(out, size, "%lld B", (long long)bytes);
-    else if (bytes < 1 << 20)
-        snprintf(out, size, "%.1f KiB", (double)bytes / (1 << 10));
-    else if (bytes < 1 << 30)
-        snprintf(out, size, "%.1f MiB", (double)bytes / (1 << 20));
-    else
-        snprintf(out, size, "%.2f GiB", (double)bytes / (1 << 30));
-}
-
 static void print_bytes(int64_t bytes) {
     char text[64];
-    repl_format_bytes(text, sizeof text, bytes);
+    vm_format_bytes(text, sizeof text, bytes);
     printf("  %s", text);
 }
 
@@ -39,7 +27,7 @@ static void print_tensor(lua_State *L, ml_ref n) {
     const ml_type *type = ml_graph_type(g, n);
     double value;
     const char *wide = precision_is_wide(L, g, n) ? "  a product in f32" : "";
-    if (traffic_print_tensor(L, n, repl_format_bytes)) {
+    if (traffic_print_tensor(L, n)) {
         printf("%s", wide);
         print_origin(ml_graph_origin(g, n));
         printf("\n");
@@ -60,7 +48,7 @@ static void print_state(lua_State *L, uint32_t id) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_state *state = ml_graph_state(g, id);
     printf("%s %s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "");
-    if (!traffic_print_tensor(L, vm_state_node(L, id), repl_format_bytes)) {
+    if (!traffic_print_tensor(L, vm_state_node(L, id))) {
         vm_push_type(L, g, &state->type);
         printf("%s", lua_tostring(L, -1));
         lua_pop(L, 1);
@@ -180,8 +168,7 @@ void repl_print(lua_State *L, int index) {
     }
 }
 
-/* ---- Completion --------------------------------------------------------------------------------
- */
+/* ---- Completion ------------------------------------------------------------------------------ */
 
 static bool is_name(int c) {
     return isalnum(c) || c == '_';

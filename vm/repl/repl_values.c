@@ -15,8 +15,7 @@ enum { SHOWN_COLUMNS = 8, SHOWN_ROWS = 12 };
 /* Elements, multiplications and additions: some three seconds; elements of one value: 0.4 GB. */
 static const double MOST_WORK = 1e9, MOST_ELEMENTS = 5e7;
 
-/* ---- Computing ---------------------------------------------------------------------------------
- */
+/* ---- Computing ------------------------------------------------------------------------------- */
 
 typedef struct {
     ml_vm *vm;
@@ -137,8 +136,7 @@ static void compute(void *argument) {
     c->result = compute_node(c, c->node);
 }
 
-/* ---- Printing ----------------------------------------------------------------------------------
- */
+/* ---- Printing -------------------------------------------------------------------------------- */
 
 /* The fewest digits that are this number in its dtype. */
 static void format_number(char *out, size_t size, ml_dtype dtype, double x) {
@@ -241,8 +239,7 @@ void repl_print_array(const repl_array *a) {
     print_summary(a, rows * width);
 }
 
-/* ---- Values ------------------------------------------------------------------------------------
- */
+/* ---- Values ---------------------------------------------------------------------------------- */
 
 /* The header is printed after what may fail. */
 static void print_tensor(lua_State *L, int index, ml_ref n) {

@@ -243,8 +243,7 @@ static ml_status command_run(ml_executable *e, command *c) {
     }
     if (step->kind == ML_STEP_GEMM) {
         const void *bias = step->gemm->epilogue == ML_EPILOGUE_BIAS ? c->pointers[2] : NULL;
-        ml_status status = step->gemm->accumulate ? accumulate_in_place(e, c) : ML_OK;
-        if (status != ML_OK) return status;
+        ML_TRY(step->gemm->accumulate ? accumulate_in_place(e, c) : ML_OK);
         return cpu_gemm_run(step->gemm, c->pointers[0], c->pointers[1],
                             c->pointers[step->read_count], bias, e->scratch, pool);
     }

@@ -330,8 +330,7 @@ ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *
     }
     if (!run.cut.by_batch) {
         for (int64_t item = 0; item < run.cut.batches; item++) {
-            ml_status status = compute_item(&run, item, run.scratch, pool, 0);
-            if (status != ML_OK) return status;
+            ML_TRY(compute_item(&run, item, run.scratch, pool, 0));
         }
         return ML_OK;
     }

@@ -70,9 +70,8 @@ static ml_status run_dot(const ragged_call *call, int64_t b) {
         ml_gemm g = group_product(r, rows);
         const char *x = operands[0] + (b * r->a_batch + first * r->a_row) * size;
         const char *w = operands[1] + e * r->b_group * size;
-        ml_status status = cpu_gemm_run(&g, x, w, out + first * r->c_row * c_size, NULL,
-                                        call->scratch, call->pool);
-        if (status != ML_OK) return status;
+        ML_TRY(cpu_gemm_run(&g, x, w, out + first * r->c_row * c_size, NULL, call->scratch,
+                            call->pool));
     }
     clear(r, out + done * r->c_row * c_size, r->rows - done, r->n);
     return ML_OK;
@@ -92,8 +91,7 @@ static ml_status run_outer(const ragged_call *call, int64_t e) {
         any = true;
         const char *x = call->operands[0] + (b * r->a_batch + first * r->a_row) * size;
         const char *y = call->operands[1] + (b * r->b_batch + first * r->b_row) * size;
-        ml_status status = cpu_gemm_run(&g, x, y, out, NULL, call->scratch, call->pool);
-        if (status != ML_OK) return status;
+        ML_TRY(cpu_gemm_run(&g, x, y, out, NULL, call->scratch, call->pool));
     }
     if (!any) clear(r, out, r->k, r->n);
     return ML_OK;

@@ -12,8 +12,7 @@ static cuda_device *cuda_of(ml_device *device) {
     return (cuda_device *)device;
 }
 
-/* ---- Opening and closing ------------------------------------------------------------------------
- */
+/* ---- Opening and closing --------------------------------------------------------------------- */
 /* Atomics on another GPU's memory go over NVLink alone. Where no other GPU is in sight, as where a
  * launcher shows each rank its own, those of data centers are taken to have it. */
 static int64_t read_link(const cuda_device *d, int arch) {

@@ -71,8 +71,7 @@ struct cuda_attention {
     dnn_descriptor pack[MAX_SLICES];
 };
 
-/* ---- The graphs
- * ---------------------------------------------------------------------------------- */
+/* ---- The graphs ------------------------------------------------------------------------------ */
 typedef struct {
     attention_plan *p;
     dnn_graph *g;
@@ -204,8 +203,7 @@ static void describe_backward(builder *b) {
     map(b, CUDNN_POINTWISE_IDENTITY, sum, NULL, memory(b, ID_DQ, BF16, &dq));
 }
 
-/* ---- Plans
- * --------------------------------------------------------------------------------------- */
+/* ---- Plans ----------------------------------------------------------------------------------- */
 static dnn_layout in_memory(const attention_shape *s, int id, int64_t heads, int64_t rows,
                             int64_t columns) {
     const operand_strides *stride = &s->stride[id];
@@ -272,8 +270,7 @@ void cuda_dnn_close(cuda_device *device) {
     device->dnn = NULL;
 }
 
-/* ---- Steps
- * --------------------------------------------------------------------------------------- */
+/* ---- Steps ----------------------------------------------------------------------------------- */
 #define REFUSE(...) return snprintf(why, (size_t)why_size, __VA_ARGS__), false
 
 /* The batch axes as one: the stride of the innermost, where each outer one steps over all of it. */

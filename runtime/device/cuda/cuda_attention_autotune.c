@@ -30,8 +30,7 @@ typedef struct {
     int64_t winner;
 } entry;
 
-/* ---- What is remembered
- * -------------------------------------------------------------------------- */
+/* ---- What is remembered ---------------------------------------------------------------------- */
 static uint64_t hash_step(const cuda_device *device, const ml_step *step, uint64_t seed) {
     const ml_attention_step *a = step->attention;
     const int64_t facts[] = {
@@ -123,8 +122,7 @@ void cuda_attention_tunings_close(cuda_device *device) {
     }
 }
 
-/* ---- Timing
- * -------------------------------------------------------------------------------------- */
+/* ---- Timing ---------------------------------------------------------------------------------- */
 typedef struct {
     ml_executable *executable;
     cuda_step step[KINDS]; /* the same step, served by each */

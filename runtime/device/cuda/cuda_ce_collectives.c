@@ -13,8 +13,7 @@
 
 enum { KINDS = 2, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
 
-/* ---- Exchanges ----------------------------------------------------------------------------------
- */
+/* ---- Exchanges ------------------------------------------------------------------------------- */
 static int64_t ranks_of(const cuda_device *d, int axis) {
     return d->base.ranks->layout->axis[axis].size;
 }
@@ -66,8 +65,7 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- The device's part --------------------------------------------------------------------------
- */
+/* ---- The device's part ----------------------------------------------------------------------- */
 static int64_t buffer_bytes(int64_t memory_bytes) {
     const int64_t most = 128 << 20;
     return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
@@ -153,8 +151,7 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     return ML_OK;
 }
 
-/* ---- Executables --------------------------------------------------------------------------------
- */
+/* ---- Executables ----------------------------------------------------------------------------- */
 static bool serves(const cuda_device *d, const cuda_step *step) {
     const ml_collective_step *c = step->step->collective;
     if (step->step->kind != ML_STEP_COLLECTIVE || c->ticket == 0 || c->count == 0) return false;
@@ -324,8 +321,7 @@ ml_status cuda_ce_forget(ml_device *device) {
     return ML_OK;
 }
 
-/* ---- The end ------------------------------------------------------------------------------------
- */
+/* ---- The end --------------------------------------------------------------------------------- */
 /* Sets all words again and again: each is put back by the stream that has waited for it. */
 static void *let_go(void *device) {
     cuda_device *d = device;

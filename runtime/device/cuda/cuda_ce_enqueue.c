@@ -10,8 +10,7 @@
 enum { READY, READ }; /* kinds of words: the operands are there; they were read */
 enum { THREADS = 256, MOST_BLOCKS = 264, ALIGNMENT = 256 };
 
-/* ---- The kernel ---------------------------------------------------------------------------------
- */
+/* ---- The kernel ------------------------------------------------------------------------------ */
 /* One for each type. p: this rank's operand, the others' in the buffer, the result. s:
  * elements, bytes between two ranks' parts of the buffer, this rank's place, ranks. */
 static const char kernel_text[] = R"(
@@ -138,8 +137,7 @@ ml_status cuda_ce_load(cuda_device *d) {
     return status == ML_OK ? launch_first(d) : status;
 }
 
-/* ---- What streams do ----------------------------------------------------------------------------
- */
+/* ---- What streams do ------------------------------------------------------------------------- */
 typedef struct {
     ml_executable *e;
     cuda_ce_state *p;
@@ -238,8 +236,7 @@ static ml_status copy_gathered(const group *g, int i) {
     return ML_OK;
 }
 
-/* ---- Sums, in rounds that fill half a buffer ----------------------------------------------------
- */
+/* ---- Sums, in rounds that fill half a buffer ------------------------------------------------- */
 typedef struct {
     uint32_t step; /* of the group */
     int64_t begin; /* elements of it that are done */

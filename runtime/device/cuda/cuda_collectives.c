@@ -5,8 +5,7 @@
 
 enum { MOST_GROUPED = 512 };
 
-/* ---- Groups -------------------------------------------------------------------------------------
- */
+/* ---- Groups ---------------------------------------------------------------------------------- */
 /* Whether two storages share memory. What one collective has read for the last time, the next one
  * may be placed over. */
 static bool share_memory(const ml_schedule *s, uint32_t a, uint32_t b) {
@@ -94,8 +93,7 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *values, int64_t count) {
     return ML_OK;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------
- */
+/* ---- Running --------------------------------------------------------------------------------- */
 /* By NCCL; `all`: those too that would go by copies. */
 static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count, bool all,
                          CUstream stream) {

@@ -10,8 +10,7 @@
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* ---- The library --------------------------------------------------------------------------------
- */
+/* ---- The library ----------------------------------------------------------------------------- */
 static const char *resolve(cuda_dnn *dnn, void *handle) {
     static const struct {
         const char *symbol;
@@ -78,8 +77,7 @@ ml_status cuda_dnn_open(cuda_device *device) {
     return ML_OK;
 }
 
-/* ---- Descriptors --------------------------------------------------------------------------------
- */
+/* ---- Descriptors ----------------------------------------------------------------------------- */
 static void note(dnn_graph *g, cudnnStatus_t status, const char *call) {
     char detail[384] = "";
     if (status == CUDNN_STATUS_SUCCESS || g->status != CUDNN_STATUS_SUCCESS) return;
@@ -196,8 +194,7 @@ dnn_descriptor dnn_map(dnn_graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t 
     return y;
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------
- */
+/* ---- Plans ----------------------------------------------------------------------------------- */
 static int64_t read_integer(cuda_dnn *dnn, dnn_descriptor d, cudnnBackendAttributeName_t name) {
     int64_t value = 0, count = 0;
     if (dnn->cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, &value) !=

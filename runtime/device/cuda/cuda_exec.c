@@ -14,8 +14,7 @@
 #include "runtime/base/process.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 
-/* ---- Libraries, beside the compilation ----------------------------------------------------------
- */
+/* ---- Libraries, beside the compilation ------------------------------------------------------- */
 typedef struct {
     ml_executable *executable;
     bool wants_gemm, wants_dnn;
@@ -51,8 +50,7 @@ static void *library_thread(void *argument) {
     return NULL;
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------
- */
+/* ---- Kernels --------------------------------------------------------------------------------- */
 static cuda_function *find_function(cuda_device *d, uint64_t key) {
     uint32_t cursor = 0, at;
     while ((at = ml_index_next(&d->function_index, key, &cursor)) != ML_INDEX_NONE)
@@ -197,8 +195,7 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
     }
 }
 
-/* ---- GEMMs --------------------------------------------------------------------------------------
- */
+/* ---- GEMMs ----------------------------------------------------------------------------------- */
 static int64_t largest_power(int64_t bytes) {
     return bytes == 0 || (bytes & 255) == 0 ? 256 : bytes & -bytes;
 }
@@ -231,8 +228,7 @@ static ml_status prepare_gemm(ml_executable *e, cuda_step *step) {
     return cuda_gemm_find(e->device, &shape, &step->gemm);
 }
 
-/* ---- Load ---------------------------------------------------------------------------------------
- */
+/* ---- Load ------------------------------------------------------------------------------------ */
 static const char *describe_step(ml_executable *e, uint32_t i) {
     const ml_step *step = &e->plan->schedule->steps.at[i];
     const char *label = ml_step_label(step);
@@ -343,8 +339,7 @@ void cuda_unload(ml_executable *e) {
     ml_free(e);
 }
 
-/* ---- Bind ---------------------------------------------------------------------------------------
- */
+/* ---- Bind ------------------------------------------------------------------------------------ */
 static ml_status bind_pointers(ml_executable *e, cuda_step *step) {
     const ml_schedule *s = e->plan->schedule;
     int count = step->step->read_count + step->step->write_count;
@@ -408,8 +403,7 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     return status;
 }
 
-/* ---- Run ----------------------------------------------------------------------------------------
- */
+/* ---- Run ------------------------------------------------------------------------------------- */
 ml_status cuda_run(ml_executable *e) {
     if (!e->bound) return ml_fail(ML_INTERNAL, "an executable was run before it was bound");
     if (e->workspace_generation != e->device->workspace_generation)

@@ -9,8 +9,7 @@
 
 #include "runtime/base/dynamic.h"
 
-/* ---- The library --------------------------------------------------------------------------------
- */
+/* ---- The library ----------------------------------------------------------------------------- */
 static const char *resolve(cuda_gemm_library *library, void *handle) {
     static const struct {
         const char *symbol;
@@ -89,8 +88,7 @@ void cuda_gemm_close(cuda_device *device) {
     device->gemms = NULL;
 }
 
-/* ---- Batches ------------------------------------------------------------------------------------
- */
+/* ---- Batches --------------------------------------------------------------------------------- */
 /* Drop loops of one turn, join neighbours that step like one, and give the longest to cuBLASLt. */
 static void arrange_batches(cuda_gemm *gemm) {
     const ml_gemm *g = &gemm->shape.gemm;
@@ -119,8 +117,7 @@ static void arrange_batches(cuda_gemm *gemm) {
             gemm->outer[at++] = loops[i];
 }
 
-/* ---- Descriptors --------------------------------------------------------------------------------
- */
+/* ---- Descriptors ----------------------------------------------------------------------------- */
 static cudaDataType_t data_type(ml_dtype dtype) {
 #define NONE CUDA_R_8U /* none of cublasLt's products takes it */
     static const cudaDataType_t types[ML_DTYPE_COUNT] = {
@@ -290,8 +287,7 @@ const char *gemm_describe(const cuda_gemm *gemm, char *out, int size) {
     return out;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------
- */
+/* ---- Running --------------------------------------------------------------------------------- */
 cublasStatus_t gemm_call(cuda_device *device, const cuda_gemm *gemm, void *a, void *b, void *c,
                          const cublasLtMatmulAlgo_t *algorithm) {
     const cuda_gemm_library *library = device->gemms;

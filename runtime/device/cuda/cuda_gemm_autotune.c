@@ -14,8 +14,7 @@
 
 enum { CANDIDATES = 16, RUNS = 3 };
 
-/* ---- The cache on disk
- * --------------------------------------------------------------------------- */
+/* ---- The cache on disk ----------------------------------------------------------------------- */
 typedef struct {
     uint64_t magic;
     cublasLtMatmulAlgo_t algorithm;
@@ -76,8 +75,7 @@ static void write_cache(cuda_device *device, const cuda_gemm *gemm) {
         ml_debug(1, "gemm: the choice is not remembered: %s\n", ml_error_last()->text);
 }
 
-/* ---- Candidates
- * ---------------------------------------------------------------------------------- */
+/* ---- Candidates ------------------------------------------------------------------------------ */
 static ml_status set_preference(cuda_gemm_library *library, const cuda_gemm *gemm,
                                 cublasLtMatmulPreference_t preference) {
     const size_t workspace = ML_GEMM_WORKSPACE;
@@ -125,8 +123,7 @@ static ml_status propose(cuda_gemm_library *library, const cuda_gemm *gemm,
     return status;
 }
 
-/* ---- Timing
- * -------------------------------------------------------------------------------------- */
+/* ---- Timing ---------------------------------------------------------------------------------- */
 typedef struct {
     cuda_device *device;
     const cuda_gemm *gemm;
@@ -242,8 +239,7 @@ static ml_status tune(cuda_device *device, cuda_gemm *gemm, void *const *operand
     return status;
 }
 
-/* ---- Several ranks ------------------------------------------------------------------------------
- */
+/* ---- Several ranks --------------------------------------------------------------------------- */
 /* Ranks that compute the same must do it to the bit: those of a pipeline stage, which tune the same
  * shapes in the same order, take what the first of them has chosen. */
 static bool shares(const ml_layout *layout, int mesh_axis) {

@@ -9,8 +9,7 @@ static cuda_device *cuda_of(ml_device *device) {
     return (cuda_device *)device;
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------
- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -55,8 +54,7 @@ ml_status cuda_wait_for(cuda_device *d, CUevent event) {
     return event ? CUDA_OK(cuEventSynchronize(event)) : CUDA_OK(cuStreamSynchronize(d->stream));
 }
 
-/* ---- Memory -------------------------------------------------------------------------------------
- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 static ml_status memory_failed(cuda_device *d, CUresult result, int64_t bytes, const char *what) {
     size_t free_bytes = 0, total = 0;
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return cuda_fail(result, "cuMemAlloc");
@@ -123,8 +121,7 @@ ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
     return ML_OK;
 }
 
-/* ---- Transfers ----------------------------------------------------------------------------------
- */
+/* ---- Transfers ------------------------------------------------------------------------------- */
 /* The next pinned buffer, once the transfer that used it last is over. */
 static ml_status take_pinned(cuda_device *d, int *slot) {
     *slot = d->pinned_next;

@@ -14,8 +14,7 @@
 #include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
 
-/* ---- The library --------------------------------------------------------------------------------
- */
+/* ---- The library ----------------------------------------------------------------------------- */
 #if __has_include(<nccl.h>) && !defined(MLUA_NO_NCCL_HEADER)
 #include <nccl.h>
 #else
@@ -133,8 +132,7 @@ static ml_status open_library(void) {
 }
 
 ml_status ml_cuda_nccl_describe(char *text, int size) {
-    ml_status status = open_library();
-    if (status != ML_OK) return status;
+    ML_TRY(open_library());
     snprintf(text, (size_t)size, "%d.%d.%d (libnccl.so.2)", nccl.version / 10000,
              nccl.version / 100 % 100, nccl.version % 100);
     return ML_OK;
@@ -185,8 +183,7 @@ ml_status cuda_nccl_stream(CUstream *stream) {
     return ML_OK;
 }
 
-/* ---- Communicators ------------------------------------------------------------------------------
- */
+/* ---- Communicators --------------------------------------------------------------------------- */
 struct cuda_nccl {
     cuda_device *device;
     int rank, world, axis_count;
@@ -431,8 +428,7 @@ CUstream cuda_nccl_axis_stream(cuda_device *d, int mesh_axis) {
     return d->nccl->stream[mesh_axis];
 }
 
-/* ---- Collectives --------------------------------------------------------------------------------
- */
+/* ---- Collectives ----------------------------------------------------------------------------- */
 static const ncclDataType_t types[ML_DTYPE_COUNT] = {
 #define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
                  memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
@@ -530,8 +526,7 @@ ml_status cuda_nccl_enqueue(cuda_device *d, const ml_collective_step *s, const v
                                           .stream = stream});
 }
 
-/* ---- Pairs --------------------------------------------------------------------------------------
- */
+/* ---- Pairs ----------------------------------------------------------------------------------- */
 static ml_status room_make(cuda_nccl *n);
 
 ml_status cuda_pair_new(cuda_device *d, int color, int end, CUstream stream, cuda_pair *pair) {
@@ -565,8 +560,7 @@ ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, 
     return ML_OK;
 }
 
-/* ---- Host memory --------------------------------------------------------------------------------
- */
+/* ---- Host memory ----------------------------------------------------------------------------- */
 static const int64_t ROOM_BYTES = 32 << 20;
 
 /* `count` elements of what the whole step speaks of, in the device's room. */

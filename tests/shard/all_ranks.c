@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "runtime/graph/reference.h"
-#include "runtime/shard/shard.h"
+#include "tests/shard/support.h"
 
 typedef struct {
     const ml_graph *asked;
@@ -148,9 +148,8 @@ static void interpret(void *argument) {
             r->results[rank][i] = reference_result(&r->runs[rank], roots.outputs[i], r->arena);
 }
 
-void ml_shard_reference(const ml_graph *g, const ml_layout *layout, double ***states,
-                        double ***inputs, const ml_ref *nodes, int count, double ***results,
-                        ml_arena *arena) {
+void shard_run_ranks(const ml_graph *g, const ml_layout *layout, double ***states, double ***inputs,
+                     const ml_ref *nodes, int count, double ***results, ml_arena *arena) {
     request r = {.asked = g,
                  .layout = layout,
                  .states = states,
