@@ -360,6 +360,7 @@ end
 function Keeper:between(result)
   if not kept then return (core.stopped()) end
   saves.poll(kept)
+  saves.rehearse(kept)
   local stop, due = core.stopped(saves.due(kept))
   local saves_now = due or stop and kept.saved_step ~= kept.step
   check_replicas(saves_now)

@@ -191,18 +191,36 @@ end
 
 -- Saving -------------------------------------------------------------------------------------------------------------------
 
--- Rank 0, once a save is durable: of the run's own the newest stay, and each of keep's steps.
-local function remove_old(kept)
-  local keep, newest = kept.keep, 0
+-- Whole checkpoints of the run, the oldest first, for remove_old: read once, since a manifest takes milliseconds.
+local function found(kept)
+  local list = {}
   for _, c in ipairs(core.checkpoint_list(kept.checkpoints)) do
-    local stays = not c.whole or newest >= keep.newest and keep.every and c.step and c.step % keep.every == 0
-    local record = not stays and core.checkpoint_record(c.path)
-    if record and of_run(core.json(record)) then
-      newest = newest + 1
-      if newest > keep.newest then
-        local ok, problem = core.checkpoint_remove(c.path)
-        if not ok then report("cannot remove an old checkpoint: " .. tostring(problem)) end
-      end
+    local record = c.whole and core.checkpoint_record(c.path)
+    if record and of_run(core.json(record)) then table.insert(list, 1, { path = c.path, step = c.step }) end
+  end
+  return list
+end
+
+local function removed(ok, problem)
+  if not ok then report("cannot remove an old checkpoint: " .. tostring(problem)) end
+end
+
+-- Rank 0, once a save is durable: of the run's own the newest stay, and each of keep's steps.
+local function remove_old(kept, path, step)
+  local keep, newest, list = kept.keep, 0, {}
+  for _, c in ipairs(kept.whole or found(kept)) do
+    if c.path ~= path then list[#list + 1] = c end
+  end
+  list[#list + 1] = { path = path, step = step }
+  table.sort(list, function(a, b) return (a.step or 0) < (b.step or 0) end)
+  kept.whole = {}
+  for i = #list, 1, -1 do
+    local c = list[i]
+    newest = newest + 1
+    if newest <= keep.newest then
+      table.insert(kept.whole, 1, c)
+    elseif not (keep.every and c.step and c.step % keep.every == 0) then
+      removed(core.checkpoint_remove(c.path))
     end
   end
 end
@@ -226,7 +244,7 @@ local function ended(kept, result)
   kept.last_good = name
   core.unsaved(nil)
   kept.event("save", { { "checkpoint", name }, { "bytes", result.bytes }, { "stall_ms", 1e3 * result.stall }, { "seconds", result.seconds } }, step)
-  remove_old(kept)
+  remove_old(kept, result.path, step)
 end
 
 ---Take note of a save that has ended meanwhile.
@@ -238,6 +256,7 @@ end
 ---Wait for the save under way.
 ---@param kept table
 function saves.wait(kept)
+  if core.options().rank == 0 then removed(core.checkpoint_remove()) end
   if not kept.saving then return end
   kept.saving = false
   ended(kept, core.checkpoint_poll()) -- one that ended before
@@ -265,6 +284,16 @@ function saves.begin(kept, record)
   core.share()
   local begun, problem = core.checkpoint_begin(path, core.to_json(record))
   if begun then kept.saving = true else ended(kept, { path = path, error = problem }) end
+end
+
+---What the first save would take time for is done after the first step; all ranks at once.
+---@param kept table
+function saves.rehearse(kept)
+  local every = kept.save_every
+  if kept.rehearsed or not (every.steps or every.seconds) then return end
+  kept.rehearsed = true
+  if core.options().rank == 0 then kept.whole = found(kept) end
+  core.checkpoint_rehearse()
 end
 
 ---Whether a save is due after this step; rank 0's clock decides.

@@ -43,6 +43,9 @@ typedef struct {
      * last mark, that nothing has written since. */
     ml_status (*mark)(ml_device *device);
     ml_status (*fetch)(ml_device *device, void *to, const void *from, int64_t bytes);
+    /* Where there is a mark: instead of release, of memory that will be wanted again. The next
+     * allocation of as many bytes gets it; one that does not fit beside it has it released. */
+    void (*set_aside)(ml_device *device, void *memory);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */

@@ -37,6 +37,10 @@ ml_status ml_checkpoint_states(ml_session *session, ml_arena *arena,
 
 ml_status ml_checkpoint_writer_new(ml_session *session, ml_checkpoint_writer **writer);
 void ml_checkpoint_writer_free(ml_checkpoint_writer *writer); /* waits for a save; NULL allowed */
+/* All ranks at once, between steps: take the memory that a save will need, on a device that has
+ * room for its snapshot, and let go of it where other allocations want it. */
+ml_status ml_checkpoint_rehearse(ml_checkpoint_writer *writer, const ml_checkpoint_entry *entries,
+                                 int count);
 /* All ranks at once, between steps. `record` is a JSON object. A save that is still being written
  * is waited for. What fails here fails on every rank; later failures are results. */
 ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, const char *record,
@@ -49,6 +53,10 @@ bool ml_checkpoint_poll(ml_checkpoint_writer *writer, ml_checkpoint_result *resu
  * rank has ended. */
 ml_status ml_checkpoint_wait(ml_checkpoint_writer *writer, bool *found,
                              ml_checkpoint_result *result);
+
+/* Rank 0 removes a checkpoint, its manifest first, beside the steps: a thread does. Fails with what
+ * the removal before could not remove, once that has ended; NULL: only that. */
+ml_status ml_checkpoint_remove(ml_checkpoint_writer *writer, const char *path);
 
 /* What a checkpoint lacks of the entries, has beyond them, and has in another shape or dtype:
  * lists of texts, "name" or "name: f32[x=2] here, ..."; in the manifest's arena. */

@@ -58,6 +58,10 @@ struct ml_checkpoint_writer {
     _Atomic bool ended;
     bool threaded, has_result;
     ml_checkpoint_result result;
+    pthread_t remover;
+    char *removed; /* path that the remover removes; NULL: none since it was joined */
+    ml_status removal;
+    char problem[PATH + 256];
 };
 
 static double now(void) {
@@ -73,7 +77,7 @@ static void save_free(save *s) {
     if (s->report >= 0) close(s->report);
     ml_manifest_free(s->manifest);
     ml_free(s->items);
-    if (s->block != NULL) s->device->ops->release(s->device, s->block);
+    if (s->block != NULL) s->device->ops->set_aside(s->device, s->block);
     pthread_mutex_destroy(&s->fetching);
     ml_free(s->snapshot);
     ml_free(s->buffers);
@@ -509,19 +513,57 @@ static void writer_join(ml_checkpoint_writer *writer) {
 void ml_checkpoint_writer_free(ml_checkpoint_writer *writer) {
     if (writer == NULL) return;
     writer_join(writer);
+    ml_checkpoint_remove(writer, NULL);
     ml_free(writer);
 }
 
-/* The thread takes no signals: they are the script's. If it cannot be started, the caller writes,
- * because the other ranks have begun. */
-static void writer_start(ml_checkpoint_writer *writer, save *s) {
+/* A large file takes long to remove: the file system frees its blocks and its cached pages. */
+static void *remove_thread(void *context) {
+    ml_checkpoint_writer *writer = context;
+    writer->removal = ml_durable_remove(writer->removed);
+    if (writer->removal != ML_OK)
+        snprintf(writer->problem, sizeof writer->problem, "%s", ml_error_last()->text);
+    return NULL;
+}
+
+/* A thread that takes no signals: they are the script's. */
+static bool thread_start(pthread_t *thread, void *(*body)(void *), ml_checkpoint_writer *writer) {
     sigset_t all, before;
     sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    const bool started = pthread_create(thread, NULL, body, writer) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+ml_status ml_checkpoint_remove(ml_checkpoint_writer *writer, const char *path) {
+    ml_status status = ML_OK;
+    if (writer->removed != NULL) {
+        pthread_join(writer->remover, NULL);
+        ml_free(writer->removed);
+        writer->removed = NULL;
+        if (writer->removal != ML_OK) status = ml_fail(writer->removal, "%s", writer->problem);
+    }
+    if (path == NULL) return status;
+    const size_t bytes = strlen(path) + 1;
+    writer->removed = ml_alloc(bytes);
+    if (writer->removed != NULL) {
+        memcpy(writer->removed, path, bytes);
+        if (thread_start(&writer->remover, remove_thread, writer)) return status;
+        ml_free(writer->removed);
+        writer->removed = NULL;
+    }
+    ml_error before = *ml_error_last();
+    ml_status removal = ml_durable_remove(path);
+    if (removal == ML_OK) *ml_error_last() = before;
+    return status != ML_OK && removal == ML_OK ? status : removal;
+}
+
+/* If the thread cannot be started, the caller writes, because the other ranks have begun. */
+static void writer_start(ml_checkpoint_writer *writer, save *s) {
     writer->current = s;
     atomic_store(&writer->ended, false);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    writer->threaded = pthread_create(&writer->thread, NULL, save_thread, writer) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    writer->threaded = thread_start(&writer->thread, save_thread, writer);
     if (!writer->threaded) save_thread(writer);
 }
 
@@ -554,15 +596,8 @@ static ml_status save_begin(ml_session *session, save *s, const describe_call *d
     return status;
 }
 
-ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, const char *record,
-                              const ml_checkpoint_entry *entries, int count) {
-    ml_session *session = writer->session;
-    writer_join(writer);
-    size_t length = strlen(path);
-    while (length > 1 && path[length - 1] == '/') length--;
-    if (length == 0 || length + ML_CHECKPOINT_TEMPORARY > PATH)
-        return ml_fail(ML_INVALID, "a checkpoint needs the path of a folder");
-    save *s = ml_alloc(sizeof *s);
+static ml_status save_new(const ml_session *session, save **made) {
+    save *s = *made = ml_alloc(sizeof *s);
     if (s == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a checkpoint");
     s->report = -1;
     pthread_mutex_init(&s->fetching, NULL);
@@ -573,6 +608,34 @@ ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, co
         s->rank = session->ranks.rank;
         s->world = ml_comm_world(session->comm);
     }
+    return ML_OK;
+}
+
+ml_status ml_checkpoint_rehearse(ml_checkpoint_writer *writer, const ml_checkpoint_entry *entries,
+                                 int count) {
+    ml_session *session = writer->session;
+    save *s;
+    if (session->device->ops->mark == NULL || writer->current != NULL) return ML_OK;
+    ML_TRY(save_new(session, &s));
+    describe_call describe = {session, s, "{}", entries, count};
+    ml_status status = session_ready(session);
+    if (status == ML_OK) status = save_prepare(session, s, &describe);
+    if (status == ML_OK) status = session->device->ops->mark(session->device);
+    status = checkpoint_together(session, status, "prepare a save");
+    save_free(s);
+    return status;
+}
+
+ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, const char *record,
+                              const ml_checkpoint_entry *entries, int count) {
+    ml_session *session = writer->session;
+    writer_join(writer);
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    if (length == 0 || length + ML_CHECKPOINT_TEMPORARY > PATH)
+        return ml_fail(ML_INVALID, "a checkpoint needs the path of a folder");
+    save *s;
+    ML_TRY(save_new(session, &s));
     snprintf(s->result.path, sizeof s->result.path, "%.*s", (int)length, path);
     describe_call describe = {session, s, record, entries, count};
     ml_status status = save_begin(session, s, &describe);

@@ -109,6 +109,19 @@ static int read_entries(lua_State *L, int index, scratch *s, const ml_checkpoint
     return call.count;
 }
 
+static int core_checkpoint_rehearse(lua_State *L) {
+    const ml_checkpoint_entry *entries;
+    lua_settop(L, 1);
+    if (vm_of(L)->dry.runs) return 0;
+    vm_start_device(L);
+    ml_checkpoint_writer *writer = writer_of(L);
+    int count = read_entries(L, 1, scratch_new(L), &entries);
+    comm_busy(L, "preparing a checkpoint");
+    ml_checkpoint_rehearse(writer, entries, count); /* a save says what it lacks */
+    comm_done(L);
+    return 0;
+}
+
 static int core_checkpoint_begin(lua_State *L) {
     const char *path = luaL_checkstring(L, 1), *record = luaL_checkstring(L, 2);
     lua_settop(L, 3);
@@ -233,8 +246,8 @@ static int core_checkpoint_sweep(lua_State *L) {
 }
 
 static int core_checkpoint_remove(lua_State *L) {
-    const char *path = luaL_checkstring(L, 1);
-    if (is_first(L) && ml_durable_remove(path) != ML_OK) return push_problem(L);
+    const char *path = luaL_optstring(L, 1, NULL);
+    if (is_first(L) && ml_checkpoint_remove(writer_of(L), path) != ML_OK) return push_problem(L);
     lua_pushboolean(L, true);
     return 1;
 }
@@ -257,6 +270,8 @@ static int core_replica_check(lua_State *L) {
 
 void vm_checkpoint_register(lua_State *L) {
     static const vm_entry functions[] = {
+        {"checkpoint_rehearse", core_checkpoint_rehearse, "",
+         "take the memory that a save of all states needs; on all ranks at once"},
         {"checkpoint_begin", core_checkpoint_begin,
          "path: string, record: string, entries?: table[] -> boolean?, string?, string?",
          "begin to save states, {{State, name}...} or all, and a JSON object into the folder "
@@ -281,8 +296,9 @@ void vm_checkpoint_register(lua_State *L) {
          "headers; or nil, problem, help"},
         {"checkpoint_sweep", core_checkpoint_sweep, "folder: string -> boolean?, string?",
          "rank 0 removes what interrupted saves left in a folder"},
-        {"checkpoint_remove", core_checkpoint_remove, "path: string -> boolean?, string?",
-         "rank 0 removes a checkpoint, its manifest first"},
+        {"checkpoint_remove", core_checkpoint_remove, "path?: string -> boolean?, string?",
+         "rank 0 removes a checkpoint in a thread, its manifest first; nil and a problem where "
+         "the removal before has failed. Without a path: wait for that one"},
         {"replica_check", core_replica_check, "step: integer -> string?",
          "on all ranks at once: nil where ranks that hold the same parts of states hold the same "
          "bits; else which ranks and states differ"},

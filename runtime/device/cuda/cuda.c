@@ -106,6 +106,7 @@ static void cuda_close(ml_device *device) {
         if (d->functions.at[i].module) CUDA_OK(cuModuleUnload(d->functions.at[i].module));
     for (uint32_t i = 0; i < d->block_count; i++)
         CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)d->blocks[i].memory));
+    cuda_reclaim(d);
     if (d->workspace) CUDA_OK(cuMemFree(d->workspace));
     for (int i = 0; i < CUDA_PINNED; i++) {
         if (d->pinned_event[i]) CUDA_OK(cuEventDestroy(d->pinned_event[i]));
@@ -155,6 +156,7 @@ const ml_device_ops ml_device_cuda = {
     .zero = cuda_zero,
     .mark = cuda_mark,
     .fetch = cuda_fetch_memory,
+    .set_aside = cuda_set_aside,
     .wait = cuda_wait,
     .load = cuda_load,
     .bind = cuda_bind,

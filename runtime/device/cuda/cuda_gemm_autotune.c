@@ -226,7 +226,8 @@ static ml_status tune(cuda_device *device, cuda_gemm *gemm, void *const *operand
     gemm->algorithm = found[0].algo;
     if (!scratch[2]) {
         size_t bytes = (size_t)gemm_extent(gemm, 2);
-        if (cuda.cuMemAlloc(&borrowed, bytes) != CUDA_SUCCESS) return ML_OK; /* the first it is */
+        if (cuda_take(device, &borrowed, (int64_t)bytes) != CUDA_SUCCESS)
+            return ML_OK; /* the first it is */
         b.operand[2] = (void *)(uintptr_t)borrowed;
         CUDA_OK(cuMemsetD8Async(borrowed, 0, bytes, device->stream));
     }

@@ -63,6 +63,7 @@ typedef struct cuda_device {
     } * blocks;
     uint32_t block_count, block_capacity;
     uint64_t block_serial;    /* of the last one */
+    struct cuda_block aside;  /* unused memory; NULL: none */
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
     cuda_attention_tuning *tunings; /* decided ones, a list */
@@ -81,6 +82,11 @@ typedef struct cuda_device {
 /* Memory, transfers and waiting (cuda_memory.c). As device.h says: */
 ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory);
 void cuda_release(ml_device *device, void *memory);
+void cuda_set_aside(ml_device *device, void *memory);
+/* Release what was set aside; false: nothing was. */
+bool cuda_reclaim(cuda_device *device);
+/* cuMemAlloc, which takes what was set aside where memory is short. */
+CUresult cuda_take(cuda_device *device, CUdeviceptr *address, int64_t bytes);
 ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t bytes);

@@ -71,6 +71,20 @@ static void account(cuda_device *d, int64_t bytes) {
     if (d->base.peak_bytes < d->base.current_bytes) d->base.peak_bytes = d->base.current_bytes;
 }
 
+bool cuda_reclaim(cuda_device *d) {
+    if (!d->aside.memory) return false;
+    CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)d->aside.memory));
+    d->aside.memory = NULL;
+    return true;
+}
+
+CUresult cuda_take(cuda_device *d, CUdeviceptr *address, int64_t bytes) {
+    CUresult result = cuda.cuMemAlloc(address, (size_t)bytes);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && cuda_reclaim(d))
+        result = cuda.cuMemAlloc(address, (size_t)bytes);
+    return result;
+}
+
 ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) {
     cuda_device *d = cuda_of(device);
     CUdeviceptr address = 0;
@@ -83,12 +97,29 @@ ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) {
         d->blocks = blocks;
         d->block_capacity = capacity;
     }
-    CUresult result = cuda.cuMemAlloc(&address, bytes > 0 ? (size_t)bytes : 256);
-    if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");
-    *memory = (void *)(uintptr_t)address;
+    if (d->aside.memory && d->aside.bytes == bytes) {
+        *memory = d->aside.memory;
+        d->aside.memory = NULL;
+    } else {
+        CUresult result = cuda_take(d, &address, bytes > 0 ? bytes : 256);
+        if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");
+        *memory = (void *)(uintptr_t)address;
+    }
     d->blocks[d->block_count++] = (struct cuda_block){*memory, bytes, ++d->block_serial};
     account(d, bytes);
     return ML_OK;
+}
+
+/* Memory leaves the accounts; its bytes. */
+static int64_t forget_block(cuda_device *d, const void *memory) {
+    for (uint32_t i = d->block_count; i-- > 0;)
+        if (d->blocks[i].memory == memory) {
+            const int64_t bytes = d->blocks[i].bytes;
+            account(d, -bytes);
+            d->blocks[i] = d->blocks[--d->block_count];
+            return bytes;
+        }
+    return 0;
 }
 
 void cuda_release(ml_device *device, void *memory) {
@@ -96,12 +127,13 @@ void cuda_release(ml_device *device, void *memory) {
     if (!memory) return;
     cuda_wait_for(d, NULL);
     CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)memory));
-    for (uint32_t i = d->block_count; i-- > 0;)
-        if (d->blocks[i].memory == memory) {
-            account(d, -d->blocks[i].bytes);
-            d->blocks[i] = d->blocks[--d->block_count];
-            return;
-        }
+    forget_block(d, memory);
+}
+
+void cuda_set_aside(ml_device *device, void *memory) {
+    cuda_device *d = cuda_of(device);
+    cuda_reclaim(d);
+    d->aside = (struct cuda_block){memory, forget_block(d, memory), 0};
 }
 
 ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
@@ -114,7 +146,7 @@ ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
     d->workspace = 0;
     d->workspace_bytes = 0;
     d->workspace_generation++;
-    CUresult result = cuda.cuMemAlloc(&d->workspace, (size_t)bytes);
+    CUresult result = cuda_take(d, &d->workspace, bytes);
     if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the libraries' workspace");
     d->workspace_bytes = bytes;
     account(d, bytes);

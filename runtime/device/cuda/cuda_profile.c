@@ -251,7 +251,8 @@ static ml_status step_alone(ml_executable *e, uint32_t i) {
         size_t bytes = 0;
         for (int w = s->read_count; w < s->read_count + s->write_count; w++)
             bytes += (size_t)ml_profile_span(&e->plan->schedule->values.at[s->values[w]]);
-        if (cuda.cuMemAlloc(&saved, bytes + 1) != CUDA_SUCCESS) return ML_OK; /* not measured */
+        if (cuda_take(e->device, &saved, (int64_t)bytes + 1) != CUDA_SUCCESS)
+            return ML_OK; /* not measured */
         ML_TRY(copy_writes(e, step, saved, false));
     }
     ml_status status = step_fastest(e, step, &best);
