@@ -2,6 +2,7 @@
  * operand allows it, index arithmetic written out, memory that may be overwritten. */
 #include "codegen/lower/kernel_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -402,6 +403,25 @@ static int64_t gathered(const ml_schedule *s, const ml_kernel_ir *ir, int operan
     return (int64_t)(reached < most ? reached : most);
 }
 
+/* Which part of an operand's elements is also of operand `other`, which reads the same memory by
+ * the same strides from elsewhere on: taps of a convolution. */
+static double also_of(const ml_schedule *s, const ml_kernel_ir *ir, int operand, int other) {
+    const ml_operand *a = &ir->operand[operand], *b = &ir->operand[other];
+    const ml_value *here = &s->values.at[a->value], *there = &s->values.at[b->value];
+    int64_t apart = here->offset - there->offset;
+    double share = 1;
+    if (here->storage != there->storage || a->written || b->written || a->dtype != b->dtype ||
+        memcmp(a->stride, b->stride, sizeof a->stride) != 0)
+        return 0;
+    for (int i = 0; i < ir->loop_count; i++) { /* outer loops have larger strides */
+        if (a->stride[i] <= 0) continue;
+        int64_t steps = apart / a->stride[i];
+        apart -= steps * a->stride[i];
+        share *= 1 - fmin(1, fabs((double)steps) / (double)ir->size[i]);
+    }
+    return apart ? 0 : share;
+}
+
 void lower_describe_ir(const ml_schedule *s, const ml_kernel_ir *ir, ml_step *step) {
     double rows = 1, elements = 1;
     for (int i = 0; i < ir->loop_count; i++) {
@@ -419,7 +439,10 @@ void lower_describe_ir(const ml_schedule *s, const ml_kernel_ir *ir, ml_step *st
         int64_t touched = 1, computed = gathered(s, ir, o, rows, elements);
         for (int i = 0; i < ir->loop_count; i++)
             if (ir->operand[o].stride[i] != 0) touched *= ir->size[i];
-        if (computed > 0) touched = computed;
+        double again = 0;
+        for (int before = 0; before < o && computed <= 0; before++)
+            again = fmax(again, also_of(s, ir, o, before));
+        touched = computed > 0 ? computed : (int64_t)((1 - again) * (double)touched);
         step->bytes += touched * ml_dtypes[ir->operand[o].dtype].bytes;
     }
 }

@@ -75,6 +75,15 @@ static void tap_at(const conv *c, int64_t number, int64_t *tap) {
 
 /* ---- Pieces ---------------------------------------------------------------------------------- */
 
+/* Without an axis of size 1: a view where there is another axis. */
+static ml_ref drop_axis(ml_graph *g, ml_ref x, ml_axis axis) {
+    const ml_type *t = ml_graph_type(g, x);
+    int at = ml_type_find(t, axis);
+    if (t->rank == 1) return ml_reduce(g, ML_OP_SUM, x, &axis, 1);
+    if (at + 1 < t->rank) return ml_merge(g, x, axis, t->axis[at + 1], t->axis[at + 1]);
+    return ml_merge(g, x, t->axis[at - 1], axis, t->axis[at - 1]);
+}
+
 /* The elements first, first + step, ... (`count`) of x along an axis, 0 where x has none; 0 where
  * it has none of them. x has no axis `within`. */
 static ml_ref elements(ml_graph *g, ml_ref x, ml_axis axis, ml_axis within, int64_t first,
@@ -86,16 +95,26 @@ static ml_ref elements(ml_graph *g, ml_ref x, ml_axis axis, ml_axis within, int6
     x = ml_pad(g, x, axis, from - first, stop - to);
     if (step == 1) return x;
     x = ml_split(g, x, axis, axis, count, within, step);
-    return ml_reduce(g, ML_OP_SUM, ml_slice(g, x, within, 0, 1), &within, 1);
+    return drop_axis(g, ml_slice(g, x, within, 0, 1), within);
+}
+
+/* Whether a's rows are of channels that the filter has with its taps innermost: its rows, which
+ * would be read with gaps for each element, are better written anew. As a sum a tap is stored by
+ * itself (codegen/lower/fuse.c: what is small, computed and repeated). */
+static bool has_gaps(const conv *c) {
+    const ml_type *a = ml_graph_type(c->g, c->a), *b = ml_graph_type(c->g, c->b);
+    return !c->summed_count && b->axis[b->rank - 1] == c->window[c->windows - 1].taps &&
+           ml_type_find(b, a->axis[a->rank - 1]) >= 0;
 }
 
 /* One tap of the filter, without the taps' axes. */
 static ml_ref filter_at(const conv *c, const int64_t *tap) {
     ml_ref x = c->b;
+    bool stored = has_gaps(c);
     for (int i = 0; i < c->windows; i++) {
         ml_axis axis = c->window[i].taps;
         x = ml_slice(c->g, x, axis, tap[i], tap[i] + 1);
-        x = ml_reduce(c->g, ML_OP_SUM, x, &axis, 1);
+        x = stored ? ml_reduce(c->g, ML_OP_SUM, x, &axis, 1) : drop_axis(c->g, x, axis);
     }
     return x;
 }

@@ -152,6 +152,7 @@ ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_re
 /* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
 void shard_propose_attention(sharder *s, ml_ref n);
+void shard_propose_windows(sharder *s, ml_ref n); /* shard_conv.c: along a convolution's own axes */
 /* A strategy with everything whole. The pointer is valid until the next. */
 shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
 /* Preference of a logical axis over s->mesh. */
@@ -170,6 +171,8 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
                  const ml_placements *out, ml_ref *outputs);
 /* x, a part of a tensor of type `global`, with 0 in what fills it up. */
 ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at);
+ml_ref shard_local_conv(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                        const ml_type *local);
 void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                            const ml_placements *out, ml_ref *outputs);
 

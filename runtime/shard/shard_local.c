@@ -200,8 +200,10 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         ragged_sources(s, n, sources, need, pair);
         sources = pair;
     }
-    if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
-        ml_type_equal(ml_graph_type(s->to, sources[0]), &local))
+    if (op == ML_OP_CONV)
+        outputs[0] = shard_local_conv(s, n, sources, need, &local);
+    else if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
+             ml_type_equal(ml_graph_type(s->to, sources[0]), &local))
         outputs[0] = sources[0];
     else
         outputs[0] = ml_graph_add(s->to, (ml_op)node->op, sources, node->source_count, args,

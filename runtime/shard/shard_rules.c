@@ -339,7 +339,8 @@ static void propose_reduced(sharder *s, ml_ref n) {
     }
 }
 
-/* Along every axis that no window names: split in the result, or a part of a sum. */
+/* Along every axis that no window names: split in the result, or a part of a sum; and along those
+ * of windows, with what neighbours have. */
 static void propose_conv(sharder *s, ml_ref n) {
     const ml_type *t = ml_graph_type(s->from, n);
     conv_window w[CONV_WINDOWS];
@@ -356,6 +357,7 @@ static void propose_conv(sharder *s, ml_ref n) {
             if (!proposed) cut(s, n, axis, at, ml_type_find(t, axis), ML_PARTIAL_SUM);
         }
     }
+    shard_propose_windows(s, n);
 }
 
 /* Rows of groups: a rank with some of the groups computes a part of the sum; a rank with some of

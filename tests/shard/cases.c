@@ -248,6 +248,19 @@ static ml_ref conv(fixture *f, const char *a, const char *b, const char *out, in
 BUILD(build_conv, conv(f, "b4 s8 d4", "k3 d4", "b4 s8 d4", 1, 2))
 BUILD(build_conv_full, conv(f, "b4 s8 d4", "d4 h4 k2", "b4 s4 h4", 2, 1))
 BUILD(build_conv_groups, conv(f, "b4 s8 h4 d4", "k3 h4 d4 e4", "b4 s8 h4 e4", 1, 1))
+BUILD(build_conv_middle, conv(f, "b4 s8 d4", "k3 d4", "b4 s8 d4", 1, 1))
+BUILD(build_conv_long, conv(f, "b4 s8 d4", "k5 d4", "b4 s8 d4", 1, 2))
+BUILD(build_conv_side, conv(f, "b4 s8 d4", "d4 h4 k2", "b4 s4 h4", 2, 0))
+static ml_ref build_conv_image(fixture *f) {
+    ml_type type = TYPE("b4 s4 t8 h4");
+    conv_window w[2] = {{AXIS("s"), AXIS("k"), 1, 2, 1, 1}, {AXIS("t"), AXIS("l"), 1, 1, 1, 1}};
+    return ml_conv(f->g, operand(f, "b4 s8 t8 d4"), operand(f, "d4 h4 k3 l3"), w, 2, &type);
+}
+static ml_ref build_conv_up(fixture *f) {
+    ml_type type = TYPE("b4 s8 h4");
+    conv_window w = {AXIS("s"), AXIS("k"), 2, 1, -1, -1};
+    return ml_conv(f->g, operand(f, "b4 s4 d4"), operand(f, "k3 d4 h4"), &w, 1, &type);
+}
 BUILD(build_conv_filter, conv(f, "b4 s8 d4", "b4 s8 d4", "d4 k3", 1, 2))
 
 static ml_ref attention(fixture *f, const char *kv, const char *heads) {
@@ -317,6 +330,11 @@ static const op_case cases[] = {
     {ML_OP_CONV, build_conv_full},
     {ML_OP_CONV, build_conv_groups},
     {ML_OP_CONV, build_conv_filter},
+    {ML_OP_CONV, build_conv_middle},
+    {ML_OP_CONV, build_conv_long},
+    {ML_OP_CONV, build_conv_side},
+    {ML_OP_CONV, build_conv_image},
+    {ML_OP_CONV, build_conv_up},
     {ML_OP_ATTENTION, build_attention},
     {ML_OP_ATTENTION, build_attention_grouped},
 };
