@@ -1,9 +1,9 @@
-/* Checkpoints: saves, loads and folders of them (runtime/exec/checkpoint.h). */
+/* Checkpoints: saves, loads and folders of them (runtime/checkpoint/checkpoint.h). */
 #include "vm/vm.h"
 
 #include <string.h>
 
-#include "runtime/exec/checkpoint.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/checkpoint_list.h"
 #include "runtime/io/durable.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/exec/view_load.h"
+#include "runtime/checkpoint/view_load.h"
 #include "runtime/graph/convert.h"
 
 static const char *const open_class = "mlua.tensor_file";

@@ -1,4 +1,4 @@
-#include "runtime/exec/view_load.h"
+#include "runtime/checkpoint/view_load.h"
 
 #include <string.h>
 

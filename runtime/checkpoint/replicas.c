@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/exec/checkpoint.h"
-#include "runtime/exec/checkpoint_parts.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/parts.h"
 #include "runtime/io/tensor_hash.h"
 
 enum { WORDS = 3 }; /* of a rank and a state: halves of the hash, whether it holds it */

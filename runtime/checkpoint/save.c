@@ -13,8 +13,8 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
-#include "runtime/exec/checkpoint.h"
-#include "runtime/exec/checkpoint_parts.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/parts.h"
 #include "runtime/io/checkpoint_list.h"
 #include "runtime/io/durable.h"
 #include "runtime/io/tensor_hash.h"

@@ -1,4 +1,4 @@
-#include "runtime/exec/checkpoint_parts.h"
+#include "runtime/checkpoint/parts.h"
 
 #include <string.h>
 
