@@ -10,7 +10,7 @@
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), MLUA_DETERMINISTIC=0, and what is chosen by time
-#   norms      how fast norms and their gradients, sums for biases and losses are, beside a copy
+#   norms      how fast norms, short convolutions, their gradients, sums for biases and losses are, beside a copy
 #   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   flex       the same score functions and masks in PyTorch's FlexAttention

@@ -6,24 +6,27 @@
  *   compute dtype: a few loads and multiplications for each element, in one kernel with what comes
  *   before and after.
  * - Other axes too (channels are mixed): matrix products. Either one, of the columns: what lies
- *   under all taps, side by side in memory, by the filter as it is. Or one for each tap, each added
- *   to the f32 result of those before. Columns move fewer bytes (taps x a, against 8 bytes for each
- *   element of the result and tap), unless the result is far wider than a; but they are taps times
- *   as large as a, so that from COLUMNS_BYTES on there is a product for each tap.
+ *   under all taps, side by side in memory (one gather, whose indices its kernel computes), by the
+ *   filter as it is. Or one for each tap, each added to the f32 result of those before. Columns
+ *   move fewer bytes (taps x a, against 8 bytes for each element of the result and tap), unless the
+ *   result is far wider than a; but they are taps times as large as a, so that from COLUMNS_BYTES
+ *   on there is a product for each tap.
  * - Windows that lie side by side (patches) are a split of a: one product, nothing is copied.
  * - The gradient of a filter: for each tap a product of what lies under it and b over all steps, in
  *   one kernel where channels are not mixed; or one product with the columns of the forward pass.
+ *   Beyond MANY_TAPS one reduction over columns that are gathered where it reads them.
  * - Operands with zeros between their elements (the gradient of what a stride skips): each residue
  *   of the result's index has taps of its own; the parts are interleaved. */
 #include "runtime/passes/passes.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/graph/conv.h"
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
 
-enum { COLUMNS_BYTES = 256 << 20 };
+enum { COLUMNS_BYTES = 256 << 20, MANY_TAPS = 64 };
 
 typedef struct {
     ml_graph *g;
@@ -36,7 +39,6 @@ typedef struct {
     ml_axis summed[ML_MAX_AXES]; /* axes of both that the result has not, but for the windows' */
     int summed_count;
     ml_ref *part, *filter; /* lists with room for all taps */
-    ml_axis column;        /* numbers the taps: the first axis of them */
     ml_arena *scratch;
 } conv;
 
@@ -64,7 +66,6 @@ static void begin(conv *c, const ml_graph *from, ml_ref n) {
         if (!window && ml_type_find(b, a->axis[i]) >= 0 && ml_type_find(&c->type, a->axis[i]) < 0)
             c->summed[c->summed_count++] = a->axis[i];
     }
-    c->column = c->window[0].taps;
     c->part = ML_NEW_ARRAY(c->scratch, ml_ref, c->all_taps + 1);
     c->filter = ML_NEW_ARRAY(c->scratch, ml_ref, c->all_taps + 1);
 }
@@ -176,36 +177,95 @@ static ml_ref sum_of_products(const conv *c, int64_t parts, const ml_type *as) {
     return sum;
 }
 
-/* Whether `parts` of this type are put side by side. */
-static bool has_columns(int64_t parts, const ml_type *part) {
-    return parts > 1 && parts <= COLUMNS_BYTES / ml_type_bytes(part);
+/* ---- Columns --------------------------------------------------------------------------------- */
+
+/* The taps first + step * (0 .. count - 1) of a window, which elements of a lie under at the steps
+ * of one residue: tap j at step q reads element stride * q + advance * j + begin. */
+typedef struct {
+    int64_t first, step, count, advance, begin;
+} tap_row;
+
+static tap_row taps_of_residue(const conv_window *w, int64_t taps, int64_t residue) {
+    int64_t apart = llabs(w->dilation), rest = w->up; /* their greatest common divisor */
+    while (rest) {
+        int64_t next = apart % rest;
+        apart = rest, rest = next;
+    }
+    tap_row r = {.step = w->up / apart};
+    int64_t at = w->stride * residue - w->before;
+    while (r.first < taps && (at + w->dilation * r.first) % w->up != 0) r.first++;
+    r.count = (taps - r.first + r.step - 1) / r.step;
+    r.advance = w->dilation * r.step / w->up;
+    r.begin = (at + w->dilation * r.first) / w->up;
+    return r;
 }
 
-/* Outside of the innermost axis, rows of which are copied as they are. */
-static ml_ref side_by_side(const conv *c, ml_ref *parts, int64_t count) {
-    int rank = ml_graph_type(c->g, parts[0])->rank;
-    for (int64_t i = 0; i < count; i++)
-        parts[i] = with_axis(c->g, parts[i], c->column, rank ? rank - 1 : 0);
-    return ml_concat(c->g, parts, (int)count, c->column);
+/* x with an axis of these taps beside a window's own: one gather, whose indices are computed where
+ * it is read. */
+static ml_ref gather_taps(ml_graph *g, ml_ref x, const conv_window *w, const tap_row *r,
+                          int64_t count) {
+    ml_type index = {.dtype = ML_I32, .rank = 2}, type = *ml_graph_type(g, x);
+    index.axis[0] = w->axis, index.size[0] = count;
+    index.axis[1] = w->taps, index.size[1] = r->count;
+    ml_ref step =
+        ml_map2(g, ML_OP_MUL, ml_iota(g, w->axis, count), ml_const_int(g, ML_I32, w->stride));
+    ml_ref tap =
+        ml_map2(g, ML_OP_MUL, ml_iota(g, w->taps, r->count), ml_const_int(g, ML_I32, r->advance));
+    step = ml_map2(g, ML_OP_ADD, step, ml_const_int(g, ML_I32, r->begin));
+    ml_ref at = ml_map2(g, ML_OP_ADD, ml_broadcast(g, step, &index), tap);
+    x = ml_gather(g, x, at, w->axis);
+    type.size[ml_type_find(&type, w->axis)] = count;
+    int position = type.rank - 1; /* outside of the innermost axis, whose rows are copied */
+    for (int i = type.rank++; i > position; i--)
+        type.axis[i] = type.axis[i - 1], type.size[i] = type.size[i - 1];
+    type.axis[position] = w->taps, type.size[position] = r->count;
+    return ml_permute(g, x, &type);
 }
 
-/* Over the channels and the taps of `parts`. */
-static ml_ref product_of_columns(const conv *c, int64_t parts, const ml_type *as) {
-    ml_axis summed[ML_MAX_AXES + 1];
-    ml_ref filter = c->b;
-    memcpy(summed, c->summed, sizeof *summed * (size_t)c->summed_count);
-    summed[c->summed_count] = c->column;
-    if (parts < c->all_taps) filter = side_by_side(c, c->filter, parts);
-    for (int i = 1; i < c->windows && parts == c->all_taps; i++)
-        filter = ml_merge(c->g, filter, c->column, c->window[i].taps, c->column);
-    ml_ref columns = side_by_side(c, c->part, parts);
-    ml_ref y = ml_dot(c->g, columns, filter, summed, c->summed_count + 1, as->dtype);
-    return ml_permute(c->g, y, as);
+/* Whether what lies under `taps` taps at so many steps of each window is gathered. */
+static bool has_columns(const conv *c, int64_t taps, const int64_t *count) {
+    ml_type under = *ml_graph_type(c->g, c->a);
+    for (int i = 0; i < c->windows; i++) {
+        int64_t *size = &under.size[ml_type_find(&under, c->window[i].axis)];
+        bool far = count[i] > INT32_MAX / c->window[i].stride || *size > INT32_MAX ||
+                   llabs(c->window[i].before) > INT32_MAX ||
+                   llabs(c->window[i].dilation) * c->taps[i] > INT32_MAX;
+        if (far) return false; /* of indices in i32 */
+        *size = count[i];
+    }
+    return under.rank + c->windows <= ML_MAX_AXES && taps <= COLUMNS_BYTES / ml_type_bytes(&under);
+}
+
+/* Of all windows; their axes of taps to `axes`, and the taps of the residue to `filter`. */
+static ml_ref columns(const conv *c, const int64_t *residue, const int64_t *count, ml_axis *axes,
+                      ml_ref *filter) {
+    ml_ref x = c->a;
+    for (int i = 0; i < c->windows; i++) {
+        const conv_window *w = &c->window[i];
+        tap_row r = taps_of_residue(w, c->taps[i], residue[i]);
+        x = gather_taps(c->g, x, w, &r, count[i]);
+        if (filter) *filter = elements(c->g, *filter, w->taps, w->axis, r.first, r.step, r.count);
+        if (axes) axes[i] = w->taps;
+    }
+    return x;
 }
 
 /* The result at steps residue + up * (0 .. count - 1). */
 static ml_ref convolve_part(const conv *c, const int64_t *residue, const int64_t *count) {
     int64_t tap[CONV_WINDOWS], parts = 0;
+    ml_type as = part_type(c, count, c->type.dtype);
+    int64_t taps = 1;
+    for (int i = 0; i < c->windows; i++)
+        taps *= taps_of_residue(&c->window[i], c->taps[i], residue[i]).count;
+    if (taps < 1) return zeros(c, &as);
+    if (c->summed_count && taps > 1 && has_columns(c, taps, count)) {
+        ml_axis axes[ML_MAX_AXES + CONV_WINDOWS];
+        ml_ref filter = c->b;
+        memcpy(axes, c->summed, sizeof *axes * (size_t)c->summed_count);
+        ml_ref x = columns(c, residue, count, axes + c->summed_count, &filter);
+        int summed = c->summed_count + c->windows;
+        return ml_permute(c->g, ml_dot(c->g, x, filter, axes, summed, as.dtype), &as);
+    }
     for (int64_t i = 0; i < c->all_taps; i++) {
         tap_at(c, i, tap);
         ml_ref x = under_tap(c, tap, residue, count);
@@ -213,30 +273,46 @@ static ml_ref convolve_part(const conv *c, const int64_t *residue, const int64_t
         c->part[parts] = x;
         c->filter[parts++] = filter_at(c, tap);
     }
-    ml_type as = part_type(c, count, c->type.dtype);
     if (!parts) return zeros(c, &as);
-    if (c->summed_count && has_columns(parts, ml_graph_type(c->g, c->part[0])))
-        return product_of_columns(c, parts, &as);
     as.dtype = (uint8_t)sum_dtype(c);
     return ml_cast(c->g, sum_of_products(c, parts, &as), c->type.dtype);
 }
 
-/* By residues of the steps of window i on, whose numbers are the innermost axis in turn. */
+/* Zeros at `turns` residues of window i, on which no tap lies. */
+static ml_ref idle_turns(const conv *c, int i, const int64_t *count, int64_t turns) {
+    ml_type type = c->type;
+    int position = ml_type_find(&type, c->window[i].axis) + 1;
+    for (int k = 0; k <= i; k++) type.size[ml_type_find(&type, c->window[k].axis)] = count[k];
+    for (int k = type.rank++; k > position; k--)
+        type.axis[k] = type.axis[k - 1], type.size[k] = type.size[k - 1];
+    type.axis[position] = c->window[i].taps, type.size[position] = turns;
+    return zeros(c, &type);
+}
+
+/* By residues of the steps of window i on, which are the innermost axis in turn. */
 static ml_ref interleave(const conv *c, int i, int64_t *residue, int64_t *count) {
     if (i == c->windows) return convolve_part(c, residue, count);
     const conv_window *w = &c->window[i];
-    int64_t steps = c->type.size[ml_type_find(&c->type, w->axis)];
+    int64_t steps = c->type.size[ml_type_find(&c->type, w->axis)], idle = 0;
+    int64_t turns = w->up < steps ? w->up : steps;
     ml_refs parts = {0};
     count[i] = (steps + w->up - 1) / w->up;
-    ml_axis turn = w->taps; /* which the result has not */
-    for (residue[i] = 0; residue[i] < w->up; residue[i]++) {
-        ml_ref part = interleave(c, i + 1, residue, count);
-        if (w->up == 1) return part;
-        *ML_PUSH(c->scratch, &parts) =
-            with_axis(c->g, part, turn, ml_type_find(&c->type, w->axis) + 1);
+    residue[i] = 0;
+    if (w->up == 1) return interleave(c, i + 1, residue, count);
+    for (int64_t turn = 0; turn < turns; turn++) {
+        if (taps_of_residue(w, c->taps[i], turn).count < 1) {
+            idle++;
+            continue;
+        }
+        if (idle) *ML_PUSH(c->scratch, &parts) = idle_turns(c, i, count, idle);
+        idle = 0;
+        residue[i] = turn;
+        *ML_PUSH(c->scratch, &parts) = with_axis(c->g, interleave(c, i + 1, residue, count),
+                                                 w->taps, ml_type_find(&c->type, w->axis) + 1);
     }
-    ml_ref y = ml_concat(c->g, parts.at, (int)parts.count, turn);
-    return ml_slice(c->g, ml_merge(c->g, y, w->axis, turn, w->axis), w->axis, 0, steps);
+    if (idle) *ML_PUSH(c->scratch, &parts) = idle_turns(c, i, count, idle);
+    ml_ref y = ml_concat(c->g, parts.at, (int)parts.count, w->taps);
+    return ml_slice(c->g, ml_merge(c->g, y, w->axis, w->taps, w->axis), w->axis, 0, steps);
 }
 
 static ml_ref convolve(const conv *c) {
@@ -288,8 +364,13 @@ static ml_ref filter_gradient(const conv *c) {
     ml_axis axes[ML_MAX_AXES + CONV_WINDOWS];
     int summed = summed_axes(c, axes);
     ml_type under = *ml_graph_type(c->g, c->a), each = c->type;
+    for (int i = 0; i < c->windows; i++) count[i] = size_of(c->g, c->b, c->window[i].axis);
+    if (mixes(c) ? c->all_taps > 1 && has_columns(c, c->all_taps, count)
+                 : c->all_taps > MANY_TAPS && has_columns(c, 1, count)) {
+        ml_ref x = columns(c, residue, count, NULL, NULL);
+        return ml_dot(c->g, x, c->b, axes, summed, c->type.dtype);
+    }
     for (int i = 0; i < c->windows; i++) {
-        count[i] = size_of(c->g, c->b, c->window[i].axis);
         under.size[ml_type_find(&under, c->window[i].axis)] = count[i];
         each = without(each, c->window[i].taps);
     }
@@ -297,17 +378,6 @@ static ml_ref filter_gradient(const conv *c) {
         tap_at(c, i, tap);
         ml_ref x = under_tap(c, tap, residue, count);
         c->part[i] = x ? x : zeros(c, &under);
-    }
-    if (mixes(c) && has_columns(c->all_taps, &under)) {
-        ml_ref columns = side_by_side(c, c->part, c->all_taps);
-        ml_ref y = ml_dot(c->g, columns, c->b, axes, summed, c->type.dtype);
-        int64_t rest = c->all_taps;
-        for (int i = 0; i + 1 < c->windows; i++) {
-            rest /= c->taps[i];
-            ml_axis inner = c->window[i + 1].taps;
-            y = ml_split(c->g, y, c->window[i].taps, c->window[i].taps, c->taps[i], inner, rest);
-        }
-        return y;
     }
     for (int64_t i = 0; i < c->all_taps; i++) {
         ml_ref y = ml_dot(c->g, c->part[i], c->b, axes, summed, c->type.dtype);

@@ -135,6 +135,16 @@ for row = 0, 4 do
 end
 check.equal(#y, at)
 
+-- Windows that are far apart: most elements are under none, and have no gradient.
+local far = m.compile(function(i)
+  local y = m.conv(i.x, i.w, { axis = "seq", stride = 1000000, padding = 1 })
+  local z = m.conv(i.x, i.w, { axis = "seq", stride = 4, causal = true })
+  local g = m.grad(y:sum() + 10 * z:sum(), { i.x })
+  return { y = y, x = g[1] }
+end, { x = { m.axis("seq", 9) }, w = { m.axis("width", 2) } }) { x = numbers(9, 1), w = { 3, 5 } }
+check.all(far.y, { numbers(9, 1)[1] * 5 }, 1e-6, "one step")
+check.all(far.x, { 55, 0, 0, 30, 50, 0, 0, 30, 50 }, 1e-6, "gradients under windows that are apart")
+
 -- Errors.
 local a = core.input("a", { m.axis("batch", 2), m.axis("seq", 4), m.axis("embed", 3) })
 local b = core.input("b", { m.axis("embed", 3), m.axis("width", 6) })
