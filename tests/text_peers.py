@@ -286,10 +286,11 @@ def train_unigram(job):
 
 def train_sentencepiece(job):
     import sentencepiece
-    lines = (line for text in sample(job, job["most"]) for line in text.split("\n") if 0 < len(line) < 1000 and "\0" not in line)
+    lines = (line for text in sample(job, job["most"]) for line in text.split("\n") if 0 < len(line) < 1000 and "\0" not in line
+             and len(line.encode()) < 1.3 * len(line))  # else its characters alone are more than the vocabulary
     more = dict(byte_fallback=True, split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False) if job["kind"] == "bpe" else {}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=job["to"], vocab_size=8000, model_type=job["kind"], num_threads=2,
-                                             character_coverage=0.9995, minloglevel=2, **more)
+                                             hard_vocab_limit=False, character_coverage=0.999, minloglevel=2, **more)
     return {"vocab": 8000}
 
 
@@ -297,9 +298,13 @@ def ranks_of(path):
     """tiktoken's ranks and special tokens of a byte-level tokenizer.json, and how many merges make a token another made before."""
     whole = json.load(open(path))
     back = {c: b for b, c in byte_characters().items()}
-    ranks = {bytes(back[c] for c in token): i for token, i in whole["model"]["vocab"].items()}
+    ranks = {bytes(back[c] for c in token): i for token, i in whole["model"]["vocab"].items() if all(c in back for c in token)}
+    special, more = {}, len(whole["model"]["vocab"])  # tokenizers gives what the vocabulary lacks the next ids, whatever the file has
+    for t in whole["added_tokens"]:
+        special[t["content"]] = whole["model"]["vocab"].get(t["content"], more)
+        more += t["content"] not in whole["model"]["vocab"]
     merges = [m if isinstance(m, str) else " ".join(m) for m in whole["model"]["merges"]]
-    return ranks, {t["content"]: t["id"] for t in whole["added_tokens"]}, len(merges) - len({m.replace(" ", "", 1) for m in merges})
+    return ranks, special, len(merges) - len({m.replace(" ", "", 1) for m in merges})
 
 
 def read_tiktoken(path):

@@ -241,7 +241,7 @@ void load_model(ml_tokenizer *t, const char *text, size_t bytes) {
         if (f.number == 2) trainer = f.text;
         if (f.number == 3) normalizer = f.text;
     }
-    t->unknown_score = least - 10;
+    t->unknown_score = (float)(least - 10);
     text_index(t);
     load_sort_added(&t->added);
     t->kind = load_trainer(t, trainer) == MERGES ? MODEL_BPE : MODEL_UNIGRAM;
@@ -250,9 +250,11 @@ void load_model(ml_tokenizer *t, const char *text, size_t bytes) {
     if (t->eos >= t->vocab) t->eos = -1;
     if (t->bos >= 0) *ML_PUSH(t->arena, &t->before) = (uint32_t)t->bos;
     decode_spaces(t);
-    load_split_at_spaces(t);
-    if (t->kind == MODEL_BPE)
-        derive_merges(t);
-    else
+    t->rounded = t->kind == MODEL_UNIGRAM;
+    if (t->rounded) {
         load_sort_tokens(t);
+    } else {
+        load_split_at_spaces(t);
+        derive_merges(t);
+    }
 }

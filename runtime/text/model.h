@@ -130,6 +130,7 @@ typedef struct ml_tokenizer {
     uint32_t merge_mask;
     double *scores; /* unigram: log probabilities, of the model's tokens */
     double unknown_score;
+    bool rounded;     /* sums of scores are floats, as SentencePiece's: of near ties they decide */
     uint32_t *sorted; /* unigram: the model's tokens by their bytes */
     uint32_t sorted_count;
     uint32_t longest;              /* bytes of the longest token */

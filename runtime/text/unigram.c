@@ -39,7 +39,7 @@ static bool offer_tokens(ml_encoder *e, const char *piece, size_t bytes, size_t 
             double score = e->best[begin].score + t->scores[id];
             single = single || depth == character;
             if (!to->reached || score > to->score)
-                *to = (unigram_place){score, (uint32_t)begin, id, true};
+                *to = (unigram_place){t->rounded ? (float)score : score, (uint32_t)begin, id, true};
         }
         if (begin + depth == bytes) break;
         unsigned char byte = (unsigned char)piece[begin + depth];
@@ -83,6 +83,7 @@ static ml_status find_best(ml_encoder *e, const char *piece, size_t bytes) {
         if (offer_tokens(e, piece, bytes, i, (size_t)length)) continue;
         unigram_place *to = &e->best[i + (size_t)length];
         double score = e->best[i].score + e->tokenizer->unknown_score;
+        if (e->tokenizer->rounded) score = (float)score;
         if (!to->reached || score > to->score)
             *to = (unigram_place){score, (uint32_t)i, TEXT_NO_ID, true};
     }

@@ -27,4 +27,25 @@ check.raises("id 2 must be an integer from 0 to 255, got 256", t.decode, t, { 1,
 check.raises("must be a list of ids", t.decode, t, 1)
 check.raises("the id must be an integer from 0 to 255", t.token, t, -1)
 check.raises("the id must be an integer from 0 to 255", t:stream(), "a")
+
+-- A SentencePiece model whose ")" + "))" and "))" + ")" are as likely: sums of 32 bits decide between them. The places are
+-- those of sentencepiece 0.1.97.
+local function field(number, text) return string.char(number << 3 | 2, #text) .. text end
+local model = ""
+for _, p in ipairs { { "<unk>", 0, 2 }, { "\u{2581}", -3.3, 1 }, { "a", -0.7, 1 }, { ")", -1.3, 1 }, { "))", -1.9, 1 } } do
+  model = model .. field(1, field(1, p[1]) .. ("<Bf"):pack(0x15, p[2]) .. string.char(0x18, p[3]))
+end
+local path = os.tmpname()
+os.rename(path, path .. ".model")
+path = path .. ".model"
+local file = io.open(path, "wb")
+file:write(model, field(2, "\x18\1"), field(3, field(1, "identity")))
+file:close()
+local pieces, short_last = m.tokenizer(path), {}
+for n = 0, 59 do
+  local ids = pieces:encode(("a"):rep(n) .. ")))")
+  if ids[#ids] == 3 then short_last[#short_last + 1] = n end
+end
+check.equal(table.concat(short_last, " "), "0 1 2 5 6 7 8 9 10 11 12 13 14 15 40")
+os.remove(path)
 check.done()
