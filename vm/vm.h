@@ -192,10 +192,9 @@ extern volatile int vm_stop, vm_stop_signal; /* signals that asked to stop; the 
 void vm_catch_signals(ml_vm *vm);
 
 /* error.c: messages: line, operands, origin, help. */
-_Noreturn int vm_fail(lua_State *L, const char *help, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 _Noreturn int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *help,
                            const char *format, ...) __attribute__((format(printf, 5, 6)));
+#define vm_fail(L, help, ...) vm_fail_with(L, NULL, 0, help, __VA_ARGS__)
 _Noreturn void vm_raise(lua_State *L); /* this thread's ml_error */
 void vm_check(lua_State *L, ml_status status);
 void vm_protect(lua_State *L, void (*body)(void *), void *argument); /* ml_protect, then raise */
@@ -280,6 +279,9 @@ ml_dtype vm_dtype(lua_State *L, int index, int fallback); /* -1: required */
 int64_t vm_integer(lua_State *L, int index, const char *what);
 bool vm_option(lua_State *L, int table, const char *key); /* pushes the field where it is set */
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known);
+/* Push "f32[batch=8, seq=4]"; "f32[8, 4]" where names is NULL. */
+void vm_push_shape(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims,
+                   const char *const *names);
 void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t);
 void vm_format_bytes(char *out, size_t size, int64_t bytes); /* "12.5 MiB" */
 void vm_push_suggestion(lua_State *L, const char *word,

@@ -49,11 +49,17 @@ static bool recall(uint64_t key[2], const char *suffix, void **bytes, int64_t *s
     return false;
 }
 
-ml_status ml_choice_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size) {
-    if (recall(key, suffix, bytes, size)) return ML_OK;
-    ml_status status = ml_cache_read(key, suffix, bytes, size);
-    if (status == ML_OK) keep(key, suffix, *bytes, *size);
-    return status;
+bool ml_choice_read(uint64_t key[2], const char *suffix, void *record, int64_t size) {
+    void *bytes = NULL;
+    int64_t found = 0;
+    if (!recall(key, suffix, &bytes, &found)) {
+        if (ml_cache_read(key, suffix, &bytes, &found) != ML_OK) return false;
+        keep(key, suffix, bytes, found);
+    }
+    bool same = found == size && memcmp(bytes, record, sizeof(uint64_t)) == 0;
+    if (same) memcpy(record, bytes, (size_t)size);
+    ml_free(bytes);
+    return same;
 }
 
 ml_status ml_choice_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size) {

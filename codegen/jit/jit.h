@@ -52,9 +52,10 @@ ml_status ml_cache_path(char *out, int size); /* makes the folder */
 ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size);
 ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
 /* The same of what timing has chosen (choices.c): a run's folder, if one is named (NULL: none), is
- * read first and gets a copy. */
+ * read first and gets a copy. A record begins with a word that says what it is: reading fills in
+ * one of this size that begins so, and is false where there is none. */
 ml_status ml_choices_keep(const char *folder);
-ml_status ml_choice_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size);
+bool ml_choice_read(uint64_t key[2], const char *suffix, void *record, int64_t size);
 ml_status ml_choice_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
 /* Its path: where it is, else where it would be written. */
 ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size);

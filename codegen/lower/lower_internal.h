@@ -134,7 +134,6 @@ typedef struct {
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
     uint32_t last_opaque;       /* the group */
-    uint32_t *storage_of_state, *storage_of_input;
     ML_VEC(lower_pack) packs;
     ml_index pack_index;      /* by node */
     uint32_t scalar_group;    /* a recent kernel without loops */

@@ -108,27 +108,14 @@ static int by_score(const void *a, const void *b, void *scores) {
 /* The piece of the highest score is merged first, whatever its two parts: its rank is that of its
  * score. */
 static void derive_merges(ml_tokenizer *t) {
-    uint32_t *order = ML_NEW_ARRAY(t->arena, uint32_t, t->vocab + 1), count = 0, rank = 0;
+    uint32_t *order = ML_NEW_ARRAY(t->arena, uint32_t, t->vocab + 1), count = 0;
+    uint32_t *rank = ML_NEW_ARRAY(t->arena, uint32_t, t->vocab + 1);
     for (uint32_t id = 0; id < t->vocab; id++)
         if (t->tokens[id].flags & TOKEN_VOCAB) order[count++] = id;
     qsort_r(order, count, sizeof *order, by_score, t->scores);
-    for (int pass = 0; pass < 2; pass++) {
-        size_t pairs = 0;
-        if (pass) rank = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            text_string text = t->tokens[order[i]].text;
-            if (i && t->scores[order[i]] != t->scores[order[i - 1]]) rank = i;
-            for (size_t cut = 1; cut < text.bytes; cut++) {
-                uint32_t left = text_find(t, &t->by_text, false, text.at, cut), right;
-                if (left == TEXT_NO_ID || !(t->tokens[left].flags & TOKEN_VOCAB)) continue;
-                right = text_find(t, &t->by_text, false, text.at + cut, text.bytes - cut);
-                if (right == TEXT_NO_ID || !(t->tokens[right].flags & TOKEN_VOCAB)) continue;
-                if (pass) text_add_merge(t, (text_merge){left, right, rank, order[i]});
-                pairs++;
-            }
-        }
-        if (!pass) text_reserve_merges(t, pairs);
-    }
+    for (uint32_t i = 1; i < count; i++)
+        rank[i] = t->scores[order[i]] != t->scores[order[i - 1]] ? i : rank[i - 1];
+    text_derive_merges(t, order, count, rank);
 }
 
 /* ---- The rest -------------------------------------------------------------------------------- */

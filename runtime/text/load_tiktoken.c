@@ -90,25 +90,6 @@ static void load_ranks(ml_tokenizer *t, const char *text, size_t bytes) {
     }
 }
 
-/* Any two tokens that together are one merge, and the least result first. */
-static void derive_merges(ml_tokenizer *t) {
-    size_t pairs = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass) text_reserve_merges(t, pairs);
-        for (uint32_t id = 0; id < t->vocab; id++) {
-            text_string text = t->tokens[id].text;
-            for (size_t cut = 1; cut < text.bytes; cut++) {
-                uint32_t left = text_find(t, &t->by_text, false, text.at, cut), right;
-                if (left == TEXT_NO_ID) continue;
-                right = text_find(t, &t->by_text, false, text.at + cut, text.bytes - cut);
-                if (right == TEXT_NO_ID) continue;
-                if (pass) text_add_merge(t, (text_merge){left, right, id, id});
-                pairs++;
-            }
-        }
-    }
-}
-
 static void add_special(ml_tokenizer *t, const char *text, uint32_t id) {
     text_string copy = text_copy(t->arena, text, strlen(text));
     text_set(t, id, copy, TOKEN_ADDED | TOKEN_SPECIAL);
@@ -148,7 +129,7 @@ void load_tiktoken(ml_tokenizer *t, const char *text, size_t bytes) {
     }
     for (int i = 0; i < 256; i++)
         t->byte_id[i] = text_find(t, &t->by_text, false, (char[]){(char)i}, 1);
-    derive_merges(t);
+    text_derive_merges(t, NULL, t->vocab, NULL); /* the least result first */
     for (int i = 0; i < 6 && known[which].specials[i].text; i++)
         add_special(t, known[which].specials[i].text, known[which].specials[i].id);
     if (known[which].ranks == 128000) add_llama3(t);

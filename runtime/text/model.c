@@ -63,6 +63,31 @@ void text_add_merge(ml_tokenizer *t, text_merge merge) {
     }
 }
 
+static uint32_t find_part(const ml_tokenizer *t, const char *at, size_t bytes) {
+    uint32_t id = text_find(t, &t->by_text, false, at, bytes);
+    return id != TEXT_NO_ID && t->tokens[id].flags & TOKEN_VOCAB ? id : TEXT_NO_ID;
+}
+
+void text_derive_merges(ml_tokenizer *t, const uint32_t *order, uint32_t count,
+                        const uint32_t *rank) {
+    size_t pairs = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass) text_reserve_merges(t, pairs);
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t id = order ? order[i] : i;
+            const text_string text = t->tokens[id].text;
+            for (size_t cut = 1; cut < text.bytes; cut++) {
+                uint32_t left = find_part(t, text.at, cut), right;
+                if (left == TEXT_NO_ID) continue;
+                right = find_part(t, text.at + cut, text.bytes - cut);
+                if (right == TEXT_NO_ID) continue;
+                if (pass) text_add_merge(t, (text_merge){left, right, rank ? rank[i] : i, id});
+                pairs++;
+            }
+        }
+    }
+}
+
 static bool is_itself(unsigned byte) {
     return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
 }

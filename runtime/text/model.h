@@ -121,9 +121,8 @@ typedef struct ml_tokenizer {
     bool mapped;     /* a split works on those characters: bytes are mapped before, back after */
     bool whole;      /* a piece that is a token is that token: ignore_merges, tiktoken */
     bool fallback,
-        fuse;          /* characters without a token are those of their bytes; unknown runs join */
-    bool spaces_begin; /* in no token does a metaspace follow another character */
-    uint32_t unknown;  /* or TEXT_NO_ID */
+        fuse;         /* characters without a token are those of their bytes; unknown runs join */
+    uint32_t unknown; /* or TEXT_NO_ID */
     uint32_t byte_id[256]; /* byte_level: of one byte; else of "<0x0A>" */
     ml_index by_raw;       /* whole: tokens by their bytes */
     text_merge *merges;
@@ -153,6 +152,10 @@ void text_index(ml_tokenizer *tokenizer);
 /* Room for that many merges; add one, replacing an earlier one of the pair; find one or NULL. */
 void text_reserve_merges(ml_tokenizer *tokenizer, size_t count);
 void text_add_merge(ml_tokenizer *tokenizer, text_merge merge);
+/* Make a merge of any two tokens that together are one of order[0..count-1] (NULL: of the ids
+ * themselves), with its rank (NULL: its place there). */
+void text_derive_merges(ml_tokenizer *tokenizer, const uint32_t *order, uint32_t count,
+                        const uint32_t *rank);
 static inline const text_merge *text_find_merge(const ml_tokenizer *t, uint32_t left,
                                                 uint32_t right) {
     uint64_t key = (uint64_t)left << 32 | right;

@@ -239,29 +239,29 @@ TEST(jit, failing_cuda_kernel_is_saved) {
     CHECK(strstr(ml_error_last()->text, "(sm_999)") != NULL); /* a GPU newer than NVRTC */
 }
 
-/* A run's copy serves where the cache has no entry; a damaged one does not. */
+/* A run's copy serves where the cache has no entry; a damaged one, and one of another kind or size,
+ * does not. */
 TEST(jit, choices) {
     char folder[64] = "/tmp/mlua-choices-XXXXXX", path[128];
     uint64_t key[2] = {0x1234, (uint64_t)getpid()};
-    void *bytes = NULL;
-    int64_t size = 0;
+    const uint64_t written[2] = {77, 5};
+    uint64_t read[2] = {77}, other[2] = {78};
     REQUIRE(mkdtemp(folder) != NULL);
     CHECK_STATUS(ml_choices_keep(folder), ML_OK);
-    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_IO);
-    CHECK_STATUS(ml_choice_write(key, "choice", "fast", 5), ML_OK);
+    CHECK(!ml_choice_read(key, "choice", read, sizeof read));
+    CHECK_STATUS(ml_choice_write(key, "choice", written, sizeof written), ML_OK);
     REQUIRE(ml_cache_file(key, "choice", path, sizeof path) == ML_OK);
     CHECK(unlink(path) == 0);
-    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_OK);
-    CHECK_EQ_INT(size, 5);
-    CHECK_TEXT(bytes, "fast");
-    ml_free(bytes);
+    CHECK(ml_choice_read(key, "choice", read, sizeof read) && read[1] == 5);
+    CHECK(!ml_choice_read(key, "choice", other, sizeof other) && other[1] == 0);
+    CHECK(!ml_choice_read(key, "choice", read, sizeof read[0]));
     snprintf(path, sizeof path, "%s/%016llx%016llx.choice", folder, (unsigned long long)key[0],
              (unsigned long long)key[1]);
     FILE *file = fopen(path, "r+b");
     REQUIRE(file != NULL);
     fputc('F', file);
     fclose(file);
-    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_IO);
+    CHECK(!ml_choice_read(key, "choice", read, sizeof read));
     CHECK_STATUS(ml_choices_keep(NULL), ML_OK);
     CHECK(unlink(path) == 0 && rmdir(folder) == 0);
 }

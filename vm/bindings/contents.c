@@ -12,32 +12,14 @@
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-/* Push "f32[batch=8, seq=4]", or "f32[8, 4]" without names. */
-static void push_shape(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims,
-                       const char *const *names) {
-    luaL_Buffer b;
-    luaL_buffinit(L, &b);
-    luaL_addstring(&b, ml_dtypes[dtype].name);
-    luaL_addchar(&b, '[');
-    for (int i = 0; i < rank; i++) {
-        char size[32];
-        snprintf(size, sizeof size, "%s%lld", names ? "=" : "", (long long)dims[i]);
-        if (i) luaL_addstring(&b, ", ");
-        if (names) luaL_addstring(&b, names[i]);
-        luaL_addstring(&b, size);
-    }
-    luaL_addchar(&b, ']');
-    luaL_pushresult(&b);
-}
-
 /* Push: input "x" takes f32[a=2, b=3] */
 static const char *push_wanted(lua_State *L, const vm_wanted *w) {
-    push_shape(L, w->dtype, w->rank, w->dims, w->axes[0] ? w->axes : NULL);
+    vm_push_shape(L, w->dtype, w->rank, w->dims, w->axes[0] ? w->axes : NULL);
     return lua_pushfstring(L, "%s takes %s", w->name, lua_tostring(L, -1));
 }
 
 static const char *push_given(lua_State *L, const vm_host *host) {
-    push_shape(L, host->dtype, host->rank, host->dims, NULL);
+    vm_push_shape(L, host->dtype, host->rank, host->dims, NULL);
     return lua_tostring(L, -1);
 }
 

@@ -105,7 +105,7 @@ static int random_integer(lua_State *L) {
     return draw(L, n, &d);
 }
 
-static void fill_host(numbers *n, const distribution *d, vm_host *host) {
+static int fill_host(lua_State *L, numbers *n, const distribution *d, vm_host *host) {
     for (int64_t i = 0; i < host->count; i++) {
         uint64_t bits = ml_random_bits(n->key, n->drawn + i);
         if (host->dtype == ML_I32 && d->kind == INTEGER)
@@ -118,6 +118,8 @@ static void fill_host(numbers *n, const distribution *d, vm_host *host) {
             ml_set_element(host->dtype, host->data, i, number(d, bits));
     }
     n->drawn += host->count;
+    lua_settop(L, 2);
+    return 1;
 }
 
 static vm_host *check_filled(lua_State *L) {
@@ -143,9 +145,7 @@ static int random_fill(lua_State *L) {
         vm_fail(L, NULL, "random fills host arrays of floats, i32 and i64, not of %s",
                 ml_dtypes[host->dtype].name);
     }
-    fill_host(n, &d, host);
-    lua_settop(L, 2);
-    return 1;
+    return fill_host(L, n, &d, host);
 }
 
 static int random_fill_normal(lua_State *L) {
@@ -155,9 +155,7 @@ static int random_fill_normal(lua_State *L) {
         vm_fail(L, "m.host(\"f32\", 16)", "fill_normal fills host arrays of floats, not of %s",
                 ml_dtypes[host->dtype].name);
     distribution d = read_normal(L, 3);
-    fill_host(n, &d, host);
-    lua_settop(L, 2);
-    return 1;
+    return fill_host(L, n, &d, host);
 }
 
 static int random_restart(lua_State *L) {

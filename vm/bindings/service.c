@@ -198,12 +198,6 @@ static int core_device(lua_State *L) {
     return 1;
 }
 
-static int core_sync(lua_State *L) {
-    ml_device *device = ml_session_device(vm_of(L)->session);
-    if (device) vm_check(L, device->ops->wait(device));
-    return 0;
-}
-
 /* ---- The end of the process ------------------------------------------------------------------ */
 
 void vm_exit(int code) {
@@ -346,7 +340,6 @@ static const vm_entry functions[] = {
      "name, description, memory_bytes, used_bytes, peak_bytes, peak_flops (dense bf16; 0: "
      "unknown); with --profile busy_seconds, in which it worked so far"},
     {"set_seed", core_set_seed, "seed: integer", "the seed of all randomness"},
-    {"sync", core_sync, "", "wait for the device"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},
     {"time", core_time, "-> number", "seconds, from an arbitrary start"},
     {"stopped", core_stopped, "due?: boolean -> boolean, boolean",

@@ -513,20 +513,27 @@ vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *op, const char
     return (vm_axis){id, type->size[at]};
 }
 
-void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
+void vm_push_shape(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims,
+                   const char *const *names) {
     luaL_Buffer b;
     luaL_buffinit(L, &b);
-    luaL_addstring(&b, ml_dtypes[t->dtype].name);
+    luaL_addstring(&b, ml_dtypes[dtype].name);
     luaL_addchar(&b, '[');
-    for (int i = 0; i < t->rank; i++) {
+    for (int i = 0; i < rank; i++) {
         char size[32];
-        snprintf(size, sizeof size, "=%lld", (long long)t->size[i]);
+        snprintf(size, sizeof size, "%s%lld", names ? "=" : "", (long long)dims[i]);
         if (i) luaL_addstring(&b, ", ");
-        luaL_addstring(&b, ml_axis_name(g, t->axis[i]));
+        if (names) luaL_addstring(&b, names[i]);
         luaL_addstring(&b, size);
     }
     luaL_addchar(&b, ']');
     luaL_pushresult(&b);
+}
+
+void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
+    const char *names[ML_MAX_AXES];
+    for (int i = 0; i < t->rank; i++) names[i] = ml_axis_name(g, t->axis[i]);
+    vm_push_shape(L, t->dtype, t->rank, t->size, names);
 }
 
 void vm_format_bytes(char *out, size_t size, int64_t bytes) {

@@ -86,24 +86,15 @@ static void count_part(report *r, const ml_plan *plan) {
     }
 }
 
-/* Kernels of equal source share one compilation. `keys` has room for every kernel. */
-static void list_kernels(const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+/* Kernels of equal source share one compilation. `keys` has room for every kernel; NULL: they are
+ * only counted. */
+static void list_kernels(const ml_plan *plan, uint64_t *keys, size_t *count) {
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;
         for (uint32_t i = 0; i < s->steps.count; i++)
-            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next)
-                keys[(*key_count)++] = k->key;
+            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next, ++*count)
+                if (keys) keys[*count] = k->key;
     }
-}
-
-static size_t count_kernels(const ml_plan *plan) {
-    size_t count = 0;
-    for (int p = 0; p < plan->part_count; p++) {
-        const ml_schedule *s = plan->parts[p]->schedule;
-        for (uint32_t i = 0; i < s->steps.count; i++)
-            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next) count++;
-    }
-    return count;
 }
 
 static int count_distinct(uint64_t *keys, size_t count) {
@@ -266,7 +257,8 @@ static void read_programs(lua_State *L, report *r, double accum) {
     int64_t count = vm_table_length(L, 1);
     size_t keys = 0, key_count = 0;
     choose_rank(L);
-    for (int64_t i = 1; i <= count; i++) keys += count_kernels(vm_program_plan(program_at(L, i)));
+    for (int64_t i = 1; i <= count; i++)
+        list_kernels(vm_program_plan(program_at(L, i)), NULL, &keys);
     uint64_t *list = lua_newuserdatauv(L, (keys + 1) * sizeof *list, 0);
     for (int64_t i = 1; i <= count; i++) {
         const vm_program *program = program_at(L, i);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "vm/embed.h"
+#include "vm/show/show.h"
 
 /* DIR/script.lua of a run, or of the run whose checkpoint DIR is. */
 static bool run_script(vm_options *options, char *path, size_t size) {
@@ -44,18 +45,6 @@ static bool published_script(vm_options *options, const char *path, json_t *conf
     return true;
 }
 
-static json_t *load_object(const char *path) {
-    json_error_t problem;
-    json_t *object = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
-    if (json_is_object(object)) return object;
-    if (object)
-        ml_fail(ML_IO, "%s holds no object", path);
-    else
-        ml_fail(ML_IO, "%s is not valid JSON: %s (line %d)", path, problem.text, problem.line);
-    json_decref(object);
-    return NULL;
-}
-
 bool from_script(vm_options *options) {
     static char path[4096];
     if (run_script(options, path, sizeof path)) return true;
@@ -65,7 +54,7 @@ bool from_script(vm_options *options) {
         ml_help("give the script: mlua generate SCRIPT --from %s", options->from);
         return false;
     }
-    json_t *config = load_object(path);
+    json_t *config = show_load_json(options->from, "config.json");
     if (!config) return false;
     bool found = published_script(options, path, config);
     json_decref(config);
@@ -92,7 +81,7 @@ bool from_adapter(vm_options *options) {
         return true;
     }
     if (!options->from || !holds_adapter(options->from, path, sizeof path)) return true;
-    json_t *config = load_object(path);
+    json_t *config = show_load_json(options->from, "adapter_config.json");
     if (!config) return false;
     const char *name = json_string_value(json_object_get(config, "base_model_name_or_path"));
     options->adapter = options->from;

@@ -282,18 +282,6 @@ int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *he
     raise_error(L, operands, count);
 }
 
-int vm_fail(lua_State *L, const char *help, const char *format, ...) {
-    char text[2048];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    luaL_checkstack(L, 40, "an error");
-    lua_pushstring(L, text);
-    lua_pushstring(L, help);
-    raise_error(L, NULL, 0);
-}
-
 void vm_raise(lua_State *L) {
     ml_error *error = ml_error_last();
     ml_ref operands[ML_ERROR_OPERANDS];

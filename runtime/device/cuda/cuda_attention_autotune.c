@@ -83,17 +83,12 @@ static void keep(cuda_device *device, const uint64_t key[2], kind winner) {
 
 static bool recall(cuda_device *device, const uint64_t *tuning, kind *winner) {
     uint64_t key[2];
-    void *bytes = NULL;
-    int64_t size = 0;
-    entry read;
+    entry read = {.magic = MAGIC};
     versioned(device, tuning, key);
     for (const cuda_attention_tuning *c = device->tunings; c; c = c->next)
         if (memcmp(c->key, key, sizeof key) == 0) return *winner = c->winner, true;
-    if (ml_choice_read(key, "attention", &bytes, &size) != ML_OK) return false;
-    bool whole = size == (int64_t)sizeof read;
-    if (whole) memcpy(&read, bytes, sizeof read);
-    ml_free(bytes);
-    if (!whole || read.magic != MAGIC || read.winner < 0 || read.winner >= KINDS) return false;
+    if (!ml_choice_read(key, "attention", &read, sizeof read)) return false;
+    if (read.winner < 0 || read.winner >= KINDS) return false;
     *winner = (kind)read.winner;
     keep(device, key, *winner);
     return true;

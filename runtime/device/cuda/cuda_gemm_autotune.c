@@ -46,16 +46,10 @@ static void cache_key(const cuda_device *device, const cuda_gemm *gemm, uint64_t
 static bool read_cache(cuda_device *device, cuda_gemm *gemm) {
     cuda_gemm_library *library = device->gemms;
     uint64_t key[2];
-    void *bytes = NULL;
-    int64_t size = 0;
-    tuned entry;
+    tuned entry = {.magic = MAGIC};
     cublasLtMatmulHeuristicResult_t result;
     cache_key(device, gemm, key);
-    if (ml_choice_read(key, "gemm", &bytes, &size) != ML_OK) return false;
-    bool whole = size == (int64_t)sizeof entry;
-    if (whole) memcpy(&entry, bytes, sizeof entry);
-    ml_free(bytes);
-    if (!whole || entry.magic != MAGIC) return false;
+    if (!ml_choice_read(key, "gemm", &entry, sizeof entry)) return false;
     cublasStatus_t status =
         library->cublasLtMatmulAlgoCheck(library->handle, gemm->operation, gemm->x, gemm->y,
                                          gemm->d, gemm->d, &entry.algorithm, &result);
