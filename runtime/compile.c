@@ -40,6 +40,8 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
         size_t values = (size_t)(step->read_count + step->write_count);
         seed = ml_hash(&step->kind, sizeof step->kind, seed);
         seed = ml_hash(step->values, values * sizeof *step->values, seed);
+        if (step->loop != NULL)
+            seed = ml_hash(&step->loop->plan->hash, sizeof step->loop->plan->hash, seed);
         for (const ml_kernel *k = step->kernel; k != NULL; k = k->next) {
             seed = ml_hash(&k->key, sizeof k->key, seed);
         }
@@ -47,11 +49,57 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     return seed;
 }
 
+static void compile_steps(ml_plan *plan, bool overlap);
+
+/* Two buffers for each carried value that has no history, then what the body works in. */
+static void loop_workspace(ml_schedule *s, ml_step *step, ml_loop *loop) {
+    int64_t bytes = 0;
+    for (int i = 0; i < loop->carried_count; i++)
+        for (int k = 0; k < 2; k++) {
+            loop->carried[i].offset[k] = bytes;
+            bytes += memory_padded(loop->carried[i].bytes);
+        }
+    loop->arena = bytes;
+    bytes += loop->plan->arena_bytes;
+    if (bytes == 0) return;
+    loop->workspace = step->read_count + step->write_count;
+    plan_add_workspace(s, step, bytes);
+}
+
+static _Noreturn void refuse_loop(const ml_origin *origin) {
+    ml_fail(ML_INVALID, "m.scan at %s:%d has no form for GPUs yet: its loop runs on the CPU alone",
+            origin->file ? origin->file : "?", origin->line);
+    ml_help("--device cpu; on GPUs, write short loops out, or use m.cumsum and attention");
+    ml_raise_last();
+}
+
+/* The bodies of recurrences: programs of their own. */
+static void compile_loops(ml_plan *plan) {
+    ml_schedule *s = plan->schedule;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        ml_loop *loop = s->steps.at[i].loop;
+        if (loop == NULL) continue;
+        const ml_origin *origin = ml_graph_origin(plan->graph, s->steps.at[i].node);
+        if (plan->target->kind == ML_TARGET_CUDA) refuse_loop(origin);
+        log_text(plan, ML_LOG_PART, "the step of the scan at %s:%d",
+                 origin->file ? origin->file : "?", origin->line);
+        ml_roots roots;
+        ml_graph *graph = ml_loop_body(s, &s->steps.at[i], &roots);
+        ml_plan *body = plan_of_part(plan, &graph, &roots, &loop->plan);
+        body->pipeline_task = true;
+        passes_run(&(pass_context){.plan = body}, PASSES_RANK);
+        compile_steps(body, false);
+        if (body->library_bytes > plan->library_bytes) plan->library_bytes = body->library_bytes;
+        loop_workspace(s, &s->steps.at[i], loop);
+    }
+}
+
 static void compile_steps(ml_plan *plan, bool overlap) {
     const ml_target *target = plan->target;
     if (plan->pipeline_task) pass_done(plan, plan->graph, PASS_TASK);
     ml_schedule *s = plan->schedule = ml_lower(plan->graph, &plan->roots, target, plan->arena);
     if (plan->options->verify) ml_lower_verify(s);
+    compile_loops(plan);
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
     log_steps(plan, "lower", "operators share kernels, values get storages");
     if (overlap) {
@@ -67,7 +115,8 @@ static void compile_steps(ml_plan *plan, bool overlap) {
     plan->arena_bytes =
         ml_memory_assign_offsets(s, plan->pipeline_task ? 0 : plan->roots.output_count);
     log_steps(plan, "memory", "updates in place or by copies; offsets of temporaries");
-    plan->library_bytes = ml_library_workspace(s);
+    int64_t library = ml_library_workspace(s);
+    if (library > plan->library_bytes) plan->library_bytes = library;
     memory_account(plan);
     plan->hash = hash_schedule(s, ml_graph_hash(plan->graph, 0));
 }

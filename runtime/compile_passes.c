@@ -86,7 +86,7 @@ static ml_graph *conform_updates(pass_context *c) {
 }
 
 static bool has_layout(pass_context *c) {
-    return c->plan->layout != NULL;
+    return c->plan->layout != NULL && !c->plan->roots.step;
 }
 
 /* From the global program to that of one rank. The order of the results' axes does not change. */

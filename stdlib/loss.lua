@@ -118,6 +118,9 @@ end
 ---@param sum Tensor f32
 ---@param count number|Tensor
 function m.add_loss(sum, count)
+  if core.scanning() then
+    core.fail("add_loss in the step of a scan, which runs at each position", { help = "return it beside the step's output, and add it after the scan" })
+  end
   m.check_tensor("add_loss", sum, "the sum")
   if #sum:axes() > 0 then
     core.fail(("add_loss takes a sum without axes, got %s"):format(tostring(sum)), { help = "x:sum() sums over all of them" })

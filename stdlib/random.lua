@@ -37,6 +37,7 @@ local function site_key()
   local context = m.context
   context.sites = context.sites + 1
   local key = core.hash(("%d site %d"):format(core.options().seed, context.sites))
+  for depth, position in ipairs(context.positions or {}) do key = key + position * (0x2545f4914f6cdd1d * (2 * depth - 1)) end
   if context.step then return context.step * 0x632be59bd9b4e019 + key end
   return key
 end

@@ -39,7 +39,7 @@ local ROWS = {
   { "Dropout", [[`m.dropout(x, 0.1)` drops while m.train trains, and nowhere else]] },
   { "MultiheadAttention MultiHeadAttention multi_head_attention scaled_dot_product_attention sdpa dot_product_attention flash_attention flex_attention", [[`m.attention(q, k, v, {causal = true})` attends over seq; q, k and v have the axes heads and head_dim, masks are options]] },
   { "Conv1d Conv2d Conv3d conv1d conv2d conv3d convolution conv_general_dilated causal_conv1d depthwise_conv ConvTranspose2d", [[`m.conv(x, w, {axis = "seq", causal = true})` convolves each channel of both for itself; `over = "embed"` sums the channels: m.conv(x, m.param{A.embed, A.ffn, m.axis("width", 3), name = "filter"}, {axis = "seq", over = "embed", taps = "width", padding = "same"})]] },
-  { "LSTM GRU RNN LSTMCell GRUCell scan while_loop fori_loop associative_scan", [[a Lua loop over positions is unrolled: `for t = 0, A.seq.size - 1 do h = m.tanh(x:slice("seq", t, t + 1) + h) end`; `x:cumsum("seq")` is one op]] },
+  { "LSTM GRU RNN LSTMCell GRUCell while_loop fori_loop associative_scan", [[`m.scan(function(s, t) local h = m.tanh(s + t); return h, h end, {axis = "seq", state = m.zeros{A.batch, A.embed}, inputs = x})` is a recurrence; `x:cumsum("seq")` is one op]] },
   { "Transformer TransformerEncoder TransformerEncoderLayer TransformerDecoder", [[models/gpt.lua and models/llama.lua are transformers of a page each, to be copied]] },
   { "Module", [[`m.module("Net", function(self) self.w = m.param{A.embed, A.ffn} end)` makes a class; define function Net:forward(x)]] },
   { "ModuleList ModuleDict", [[`m.stack(2, Block)` is a list of modules; any Lua table of modules in a field is part of the model]] },

@@ -86,7 +86,9 @@ function m.train(options)
     packing.seq = o.seq.name
   end
   if not o.own_loss then -- layers that are created while the model runs
+    if o.accum > 1 then step_of.cut_batch(o, { micro = m.full({}, 0, "i64") }) end
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
+    m.context.micro = nil
   end
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o) else micro, finish = step_of.accumulated_step(o) end

@@ -133,6 +133,7 @@ typedef struct ml_vm {
     ML_VEC(uint8_t) said;       /* by node: how the script gave its dtype (precision.h) */
     ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
     bool exact;                 /* products run in the dtype of their operands */
+    bool scanning;   /* the step of a scan is traced */
     bool traces;     /* assignments to states belong to a program, or infer types alone */
     bool laid_out;   /* the script has given a layout */
     bool polls_stop; /* the script asks core.stopped() by itself */
@@ -359,6 +360,7 @@ void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
 void vm_conv_register(lua_State *L);
+void vm_scan_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);

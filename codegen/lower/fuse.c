@@ -97,7 +97,7 @@ static lower_role first_role(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     switch (ml_ops[node->op].op_class) {
     case ML_CLASS_LEAF:
-        if (node->op == ML_OP_PARAM)
+        if (node->op == ML_OP_PARAM && !l->roots->step)
             ml_raise(ML_INTERNAL, "lowering: node %%%u is a parameter outside of a function", n);
         return node->op == ML_OP_CONST || node->op == ML_OP_IOTA ? LOWER_INLINE : LOWER_LEAF;
     case ML_CLASS_MAP: return l->target->no_fuse ? LOWER_ROOT : LOWER_INLINE;
@@ -143,6 +143,15 @@ static void pin(lowering *l, ml_ref n) {
     }
     if (l->info[base].role == LOWER_INLINE) l->info[base].role = LOWER_ROOT;
     l->info[base].pinned = l->info[base].stored = true;
+}
+
+/* A recurrence moves along its operands and results position by position. */
+static void pin_slices(lowering *l, ml_ref n) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    ml_ref of = node->op == ML_OP_OUT ? ml_graph_source(l->g, n, 0) : n;
+    if (ml_graph_node(l->g, of)->op != ML_OP_RECURRENCE) return;
+    pin(l, n);
+    for (int i = 0; of == n && i < node->source_count; i++) pin(l, ml_graph_source(l->g, n, i));
 }
 
 static bool is_inline_move(const lowering *l, ml_ref n) {
@@ -307,6 +316,8 @@ void fuse_roles(lowering *l) {
             ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE) {
             pin(l, n);
             pin(l, ml_graph_source(l->g, n, 0));
+        } else if (l->info[n].reached) {
+            pin_slices(l, n);
         }
     concat_place_parts(l);
     for (ml_ref n = 1; n < l->count; n++) {

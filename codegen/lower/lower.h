@@ -99,6 +99,37 @@ typedef struct {
     uint32_t launch;    /* those of different ones are not to be joined */
 } ml_collective_step;
 
+/* RECURRENCE: a step as a program of its own, which runs once for each position. Its inputs are
+ * PARAM nodes, so storages of kind INPUT with these numbers; its outputs are of kind SAVED. Sums
+ * are carried like states, from zero on. What is sliced or stacked has the positions outermost. */
+typedef struct {
+    uint32_t input;
+    int value;     /* of the step's values */
+    int64_t bytes; /* of a position; 0: the same at all */
+} ml_loop_input;
+typedef struct {
+    uint32_t output;
+    int value;
+    int64_t bytes;
+} ml_loop_stacked;
+typedef struct {
+    uint32_t input, output;
+    int initial, final, history; /* values; -1: zero, none, none */
+    int64_t bytes, offset[2];    /* in the workspace: two buffers in turn */
+} ml_loop_carried;
+typedef struct {
+    int64_t length;
+    bool reverse;
+    int input_count, stacked_count, carried_count;
+    ml_loop_input *inputs;
+    ml_loop_stacked *stacked;
+    ml_loop_carried *carried;
+    const bool *wanted; /* by root of the node: it is an output of the body */
+    struct ml_plan *plan; /* of the body; NULL until it is compiled */
+    int64_t arena;        /* in the workspace: where the body's temporaries begin */
+    int workspace;        /* value; -1: none */
+} ml_loop;
+
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
     ML_STEP_GEMM,      /* reads a, b (, bias) (, what c accumulates to); writes c */
@@ -106,6 +137,7 @@ typedef enum {
     ML_STEP_COPY,      /* one contiguous value to another of the same type */
     ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
     ML_STEP_COLLECTIVE,
+    ML_STEP_LOOP, /* a recurrence: its body at each position */
     ML_STEP_WAIT, /* for the collective with the same ticket */
     ML_STEP_KINDS
 } ml_step_kind;
@@ -121,6 +153,7 @@ typedef struct {
     const ml_gemm *gemm;
     const ml_attention_step *attention;
     const ml_ragged *ragged;
+    ml_loop *loop;
     const ml_collective_step *collective;
     uint64_t *may_alias; /* for each write: bit set of its member's reads whose memory it may
                             overwrite (same elements read before they are written, never after) */
@@ -161,6 +194,8 @@ const char *ml_step_label(const ml_step *step);
 double ml_step_sent(const ml_collective_step *step); /* bytes that leave one rank */
 /* Kernels from templates (codegen/kernels). The step's `kernel` is filled in. Workspace that a
  * template needs is a further written value that it adds to the step. */
+/* The program of a loop's body: a graph of its own, whose leaves are PARAM nodes. */
+ml_graph *ml_loop_body(const ml_schedule *s, const ml_step *step, ml_roots *roots);
 void ml_template_attention(ml_schedule *s, ml_step *step);
 /* Reads index, value (, what it is added to, laid out as the result); writes the result. */
 void ml_template_scatter_add(ml_schedule *s, ml_step *step);

@@ -270,6 +270,9 @@ void gemm_step(lowering *l, lower_group *group);
 /* kernel.c, opaque.c: groups to steps. */
 void lower_kernel_step(lowering *l, lower_group *group);
 void lower_opaque_step(lowering *l, lower_group *group);
+void lower_loop_step(lowering *l, ml_ref n); /* loop.c */
+/* The node of output i; 0 where nothing uses it. */
+ml_ref views_output_node(lowering *l, ml_ref n, int i);
 
 /* order.c: the groups in the order in which they run. */
 uint32_t *lower_order(lowering *l, uint32_t *count);

@@ -5,17 +5,6 @@
 
 #include "runtime/graph/ragged.h"
 
-/* The node of output i; 0 where nothing uses it. */
-static ml_ref output_node(lowering *l, ml_ref n, int i) {
-    if (i == 0) return n;
-    for (uint32_t u = l->first_user[n]; u < l->first_user[n + 1]; u++) {
-        ml_ref out = l->user[u];
-        if (ml_graph_node(l->g, out)->op == ML_OP_OUT && ml_graph_args(l->g, out)[0] == i)
-            return out;
-    }
-    return 0;
-}
-
 static void remove_axis(ml_type *type, ml_axis axis) {
     int at = ml_type_find(type, axis);
     if (at < 0) return;
@@ -48,7 +37,7 @@ static ml_type missing_type(lowering *l, ml_ref n, int i) {
 }
 
 static uint32_t output_value(lowering *l, ml_ref n, int i) {
-    ml_ref out = output_node(l, n, i);
+    ml_ref out = views_output_node(l, n, i);
     if (out != 0) return views_value(l, out);
     ml_type type = missing_type(l, n, i);
     return views_temporary(l, 0, &type);
@@ -194,6 +183,8 @@ void lower_opaque_step(lowering *l, lower_group *group) {
         attention_step(l, n);
     else if (ml_op_is_ragged(op))
         ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n));
+    else if (op == ML_OP_RECURRENCE)
+        lower_loop_step(l, n);
     else if (op == ML_OP_WHERE)
         reset_step(l, n);
     else

@@ -79,7 +79,7 @@ const char *ml_step_kind_name(ml_step_kind kind) {
         [ML_STEP_KERNEL] = "kernel",       [ML_STEP_GEMM] = "gemm",
         [ML_STEP_ATTENTION] = "attention", [ML_STEP_COPY] = "copy",
         [ML_STEP_RAGGED] = "ragged",       [ML_STEP_COLLECTIVE] = "collective",
-        [ML_STEP_WAIT] = "wait",
+        [ML_STEP_LOOP] = "loop",           [ML_STEP_WAIT] = "wait",
     };
     return names[kind];
 }

@@ -141,6 +141,7 @@ uint32_t views_storage(lowering *l, ml_ref n) {
     int64_t bytes = ml_type_bytes(ml_graph_type(l->g, holder));
     ml_storage_kind kind = op == ML_OP_STATE        ? ML_STORAGE_STATE
                            : op == ML_OP_INPUT      ? ML_STORAGE_INPUT
+                           : op == ML_OP_PARAM      ? ML_STORAGE_INPUT
                            : op == ML_OP_COORDINATE ? ML_STORAGE_COORDINATE
                                                     : ML_STORAGE_TEMPORARY;
     uint32_t id = kind == ML_STORAGE_TEMPORARY ? 0 : (uint32_t)ml_graph_args(l->g, holder)[0];
@@ -180,4 +181,14 @@ uint32_t views_temporary(lowering *l, ml_ref node, const ml_type *type) {
     int64_t bytes = ml_type_elements(type) * ml_dtypes[type->dtype].bytes;
     return new_value(l, node, type, new_storage(l, ML_STORAGE_TEMPORARY, 0, bytes, node), 0,
                      stride);
+}
+
+ml_ref views_output_node(lowering *l, ml_ref n, int i) {
+    if (i == 0) return n;
+    for (uint32_t u = l->first_user[n]; u < l->first_user[n + 1]; u++) {
+        ml_ref out = l->user[u];
+        if (ml_graph_node(l->g, out)->op == ML_OP_OUT && ml_graph_args(l->g, out)[0] == i)
+            return out;
+    }
+    return 0;
 }

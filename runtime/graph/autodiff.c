@@ -7,13 +7,14 @@
 
 #include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
+#include "runtime/graph/recurrence.h"
 
 /* A node that the roots reach. */
 typedef struct {
     ml_ref node;
-    bool needs; /* a gradient with respect to it is wanted, or leads to one */
-    ml_ref
-        gradient[ML_MAX_OUTPUTS]; /* what its users gave so far, for each of its outputs; 0 none */
+    bool needs;       /* a gradient with respect to it is wanted, or leads to one */
+    ml_ref *gradient; /* what its users gave so far, for each of its outputs; 0 none */
+    int outputs;
 } entry;
 
 /* One vector-Jacobian product over the part of `graph` that its roots reach. */
@@ -52,7 +53,10 @@ static int descending(const void *a, const void *b) {
 
 static void reach(tape *t, ml_ref node) {
     if (find(t, node)) return;
-    ML_PUSH(t->scratch, &t->entries)->node = node;
+    entry *e = ML_PUSH(t->scratch, &t->entries);
+    e->node = node;
+    e->outputs = ml_op_outputs(t->graph, node);
+    e->gradient = ML_NEW_ARRAY(t->scratch, ml_ref, e->outputs);
     ml_index_add(&t->index, hash_of(node), t->entries.count - 1);
 }
 
@@ -89,7 +93,8 @@ static void mark_needs(tape *t, const product *p) {
     }
     for (uint32_t i = t->entries.count; i-- > 0;) {
         entry *e = &t->entries.at[i];
-        if (e->needs || !is_float(t->graph, e->node)) continue;
+        bool several = ml_graph_node(t->graph, e->node)->op == ML_OP_RECURRENCE; /* results */
+        if (e->needs || !(several || is_float(t->graph, e->node))) continue;
         const ml_node *node = ml_graph_node(t->graph, e->node);
         if (node->op == ML_OP_STOP_GRADIENT) continue;
         for (int s = 0; s < node->source_count && !e->needs; s++) {
@@ -385,6 +390,23 @@ static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
 }
 
+static void pull_back(void *context, const ml_ref *roots, const ml_ref *cotangents, int root_count,
+                      const ml_ref *wrt, int wrt_count, ml_ref *gradients) {
+    tape *t = context;
+    product p = {roots, cotangents, root_count, wrt, wrt_count, true};
+    backward(t->graph, t->scratch, &p, gradients);
+}
+
+static void recurrence_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    int count = ml_graph_node(t->graph, n)->source_count;
+    bool *wanted = ML_NEW_ARRAY(t->scratch, bool, count);
+    ml_ref *gradients = ML_NEW_ARRAY(t->scratch, ml_ref, count);
+    for (int i = 0; i < count; i++) wanted[i] = wants(t, n, i);
+    ml_recurrence_gradient(t->graph, n, cotangents, wanted, pull_back, t, gradients);
+    for (int i = 0; i < count; i++)
+        if (gradients[i]) GIVE(i, gradients[i]);
+}
+
 static _Noreturn void after_sharding(ml_op op) {
     ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff", ml_ops[op].name);
 }
@@ -419,7 +441,8 @@ static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *g
     }
     for (uint32_t i = 0; i < t.entries.count; i++) {
         entry *e = &t.entries.at[i];
-        bool given = e->gradient[0] || e->gradient[1] || e->gradient[2] || e->gradient[3];
+        bool given = false;
+        for (int o = 0; o < e->outputs; o++) given = given || e->gradient[o];
         if (!e->needs || !given) continue;
         if (p->stop_at_wrt && contains(p->wrt, p->wrt_count, e->node)) continue;
         if (ml_graph_node(g, e->node)->source_count == 0) continue;

@@ -13,7 +13,7 @@ static uint32_t ref_position(const ml_index *index, ml_ref n) {
     return ml_index_next(index, ref_hash(n), &cursor);
 }
 
-static void sort_refs(ml_refs *refs) {
+void graph_sort(ml_refs *refs) {
     /* Shell sort: functions are small, and the order of discovery is nearly sorted. */
     for (uint32_t gap = refs->count / 2; gap; gap /= 2)
         for (uint32_t i = gap; i < refs->count; i++) {
@@ -38,7 +38,7 @@ void graph_reach(const ml_graph *g, ml_ref root, ml_arena *arena, ml_refs *out) 
             *ML_PUSH(arena, out) = source;
         }
     }
-    sort_refs(out);
+    graph_sort(out);
 }
 
 /* Copies for the nodes of `body`, in order; node(context, n, sources) makes each. */
@@ -83,6 +83,16 @@ ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root) {
     return copy_body(g, from, root, copy_function_node, &context);
 }
 
+static ml_ref copy_plain_node(void *context, ml_ref n, const ml_ref *sources) {
+    copy_context *c = context;
+    return graph_copy_node(c->g, c->from, n, sources, 0, ML_NODE_FUNCTION);
+}
+
+ml_ref graph_copy_plain(ml_graph *g, const ml_graph *from, ml_ref root) {
+    copy_context context = {.g = g, .from = from};
+    return copy_body(g, from, root, copy_plain_node, &context);
+}
+
 /* A value may have its axes in another order than the parameter: types are inferred anew. */
 static ml_ref inline_node(void *context, ml_ref n, const ml_ref *sources) {
     copy_context *c = context;
@@ -117,11 +127,21 @@ static void mark_root(uint8_t *wanted, const ml_graph *from, ml_ref n) {
     wanted[n] = 1;
 }
 
+static _Noreturn void refuse_parameter(ml_ref n) {
+    ml_fail(ML_INVALID, "a tensor of a scan's step is used outside of it");
+    ml_error_last()->operands[0] = n;
+    ml_error_last()->operand_count = 1;
+    ml_help("return it from the step: scan gives it for all positions");
+    ml_raise_last();
+}
+
 /* Sources come before their users: one walk down marks all, one walk up copies. */
-static void copy_wanted(ml_graph *g, const ml_graph *from, uint8_t *wanted, ml_ref *copies) {
+static void copy_wanted(ml_graph *g, const ml_graph *from, bool step, uint8_t *wanted,
+                        ml_ref *copies) {
     uint32_t count = ml_graph_count(from);
     for (ml_ref n = count - 1; n > 0; n--) {
         if (!wanted[n]) continue;
+        if (!step && ml_graph_node(from, n)->op == ML_OP_PARAM) refuse_parameter(n);
         const ml_ref *sources = ml_graph_sources(from, n);
         for (int i = 0; i < ml_graph_node(from, n)->source_count; i++) wanted[sources[i]] = 1;
     }
@@ -151,7 +171,7 @@ static void extract_body(void *argument) {
     for (int i = 0; i < roots->output_count; i++) mark_root(e->wanted, e->from, roots->outputs[i]);
     for (int i = 0; i < roots->update_count; i++)
         mark_root(e->wanted, e->from, roots->updates[i].value);
-    copy_wanted(e->g, e->from, e->wanted, e->copies);
+    copy_wanted(e->g, e->from, roots->step, e->wanted, e->copies);
 }
 
 ml_graph *ml_graph_extract(const ml_graph *from, ml_roots *roots) {

@@ -2,6 +2,7 @@
 #include "runtime/graph/analysis.h"
 #include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
+#include "runtime/graph/recurrence.h"
 
 /* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention
  * counts as one half by convention, so that figures compare with other programs' MFU; so does what
@@ -34,6 +35,18 @@ static double attention_flops(const ml_graph *g, ml_ref n, bool gradient) {
     return gradient ? 2 * forward : forward;
 }
 
+static double recurrence_flops(const ml_graph *g, ml_ref n) {
+    ml_recurrence r;
+    ml_roots roots;
+    double flops = 0;
+    ml_recurrence_read(g, n, &r);
+    ml_graph *body = ml_recurrence_body(g, n, NULL, &roots);
+    for (ml_ref i = 1; i < ml_graph_count(body); i++)
+        if (!(ml_graph_node(body, i)->flags & ML_NODE_FUNCTION)) flops += ml_flops(body, i);
+    ml_graph_free(body);
+    return flops * (double)r.length;
+}
+
 double ml_flops(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
     const ml_op_info *info = &ml_ops[node->op];
@@ -48,6 +61,7 @@ double ml_flops(const ml_graph *g, ml_ref n) {
     if (node->op == ML_OP_ATTENTION_GRAD) return attention_flops(g, n, true);
     if (node->op == ML_OP_CONV) return conv_flops(g, n);
     if (ml_op_is_ragged(node->op)) return ragged_flops(g, n);
+    if (node->op == ML_OP_RECURRENCE) return recurrence_flops(g, n);
     if (info->op_class == ML_CLASS_REDUCE || info->op_class == ML_CLASS_SCAN)
         elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 0)));
     if (node->op == ML_OP_SCATTER_ADD)

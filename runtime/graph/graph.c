@@ -238,6 +238,9 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
     int outputs = ml_ops[node->op].outputs;
     if (outputs >= 0) return outputs;
+    if (node->op == ML_OP_RECURRENCE) /* results of the step, final states, histories */
+        return (int)(2 * (node->arg_count - RECURRENCE_HEAD) - ml_graph_args(g, n)[4] -
+                     ml_graph_args(g, n)[5]);
     return ml_graph_args(g, n)[node->arg_count - 1] ? 2 : 1; /* products by groups: optional */
 }
 
@@ -389,8 +392,10 @@ void graph_check_shape(const infer *in) {
         if (!in->sources[i] || in->sources[i] >= in->g->nodes.count)
             ml_raise(ML_INTERNAL, "operand %d of %s is no node", i, info->name);
     int wanted = ml_op_arg_count(in->op);
-    if (wanted && info->args[wanted].kind == ML_ARG_MANY ? in->arg_count % wanted != 0
-                                                         : in->arg_count != wanted)
+    ml_arg_kind end = info->args[wanted].kind;
+    if (end == ML_ARG_MORE             ? in->arg_count < wanted - 1
+        : wanted && end == ML_ARG_MANY ? in->arg_count % wanted != 0
+                                       : in->arg_count != wanted)
         ml_raise(ML_INTERNAL, "%s has %d arguments, not %d", info->name, wanted, in->arg_count);
     for (int i = 0; i < in->arg_count; i++) {
         ml_arg_kind kind = ml_op_arg_of(in->op, i)->kind;

@@ -49,8 +49,8 @@ enum {
     ML_NODE_GRADIENT = 1, /* the gradient of a state: for memory accounts */
     ML_NODE_BACKWARD = 2, /* made by autodiff */
     ML_NODE_COPY = 4,     /* a deliberate second copy (recomputation): part of its identity */
-    ML_NODE_FUNCTION = 8, /* of an attention's functions, reached by its arguments alone and never
-                             computed itself: part of its identity, set by ml_attention */
+    ML_NODE_FUNCTION = 8, /* of an attention's functions or a recurrence's step, reached by
+                             arguments alone and never computed itself: part of its identity */
     ML_NODE_PROMPT = 16,  /* schedule early: before the next product or routine, never fused into a
                              later kernel. Shortens the live ranges of its operands, which are
                              large and have no later reader */
@@ -228,6 +228,7 @@ typedef struct {
     int kept;         /* the last outputs, which stay where the sharding rule puts them (stage.h) */
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
     bool often;       /* it runs many times before anything sets what it reads */
+    bool step;        /* of a recurrence: PARAM nodes are its leaves (recurrence.h) */
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. Under
      * pipeline stages, of this rank alone. */

@@ -21,12 +21,14 @@ typedef struct {
 void graph_check_shape(const infer *in);
 /* The type of the node; raises ML_INVALID. infer_type knows every op and calls the others. */
 void infer_type(infer *in, ml_type *out);
-void infer_move(infer *in, ml_type *out);      /* moves.c */
+void infer_move(infer *in, ml_type *out); /* moves.c */
 void infer_scatter(infer *in, ml_type *out);
-void infer_out(infer *in, ml_type *out);       /* types.c */
-void infer_attention(infer *in, ml_type *out); /* attention.c */
-void infer_ragged(infer *in, ml_type *out);    /* ragged.c */
-void infer_conv(infer *in, ml_type *out);      /* conv.c */
+void infer_out(infer *in, ml_type *out);        /* types.c */
+void infer_attention(infer *in, ml_type *out);  /* attention.c */
+void infer_ragged(infer *in, ml_type *out);     /* ragged.c */
+void infer_conv(infer *in, ml_type *out);       /* conv.c */
+void infer_recurrence(infer *in, ml_type *out); /* recurrence.c */
+enum { RECURRENCE_HEAD = 6 };                   /* arguments of a recurrence before its roots */
 void infer_ragged_gated(infer *in, const ml_type *out);
 
 /* Raise ML_INVALID with the sources as operands. `help` may be NULL. */
@@ -54,11 +56,14 @@ ml_dtype attention_dtype(ml_dtype dtype);
 /* Nodes that `root` reaches through sources, ascending, `root` last; in `arena`. */
 typedef ML_VEC(ml_ref) ml_refs;
 void graph_reach(const ml_graph *g, ml_ref root, ml_arena *arena, ml_refs *out);
+void graph_sort(ml_refs *refs); /* ascending */
 /* ml_graph_copy with flags set and cleared. */
 ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
                        uint8_t set, uint8_t clear);
 /* Copy function `root` of `from` into g with ML_NODE_FUNCTION; 0 for 0. */
 ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root);
+/* The same without: its nodes are computed. */
+ml_ref graph_copy_plain(ml_graph *g, const ml_graph *from, ml_ref root);
 /* ml_graph_inline; indices along axis[i] count from the i32 number start[i] unless it is 0. */
 ml_ref graph_inline_placed(ml_graph *g, ml_ref root, const ml_ref *values, int count,
                            const ml_axis axis[2], const ml_ref start[2]);

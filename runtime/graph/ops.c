@@ -16,6 +16,7 @@
 #define BITS(name) ARG(BITS, name, ML_ARG_REQUIRED)
 #define FUNCTION(name) ARG(FUNCTION, name, 0)
 #define MANY {ML_ARG_MANY},
+#define MORE {ML_ARG_MORE},
 
 const ml_op_info ml_ops[ML_OP_COUNT] = {
 #define ML_ROW(ident, name, op_class, sources, outputs, rule, flops, linear, traits, operands,     \
@@ -58,12 +59,15 @@ const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT] = {
 int ml_op_arg_count(ml_op op) {
     const ml_op_arg *args = ml_ops[op].args;
     int count = 0;
-    while (args[count].kind > ML_ARG_MANY) count++;
+    while (args[count].kind > ML_ARG_MORE) count++;
     return count;
 }
 
 const ml_op_arg *ml_op_arg_of(ml_op op, int i) {
-    return &ml_ops[op].args[i % ml_op_arg_count(op)];
+    const ml_op_arg *args = ml_ops[op].args;
+    int count = ml_op_arg_count(op);
+    if (args[count].kind == ML_ARG_MORE) return &args[i < count ? i : count - 1];
+    return &args[i % count];
 }
 
 bool ml_dtype_holds(ml_dtype to, ml_dtype from) {

@@ -72,6 +72,7 @@ typedef enum {
 typedef enum {
     ML_ARG_END,
     ML_ARG_MANY, /* the end, too: those before come any number of times */
+    ML_ARG_MORE, /* the end, too: the last one comes any number of times */
     ML_ARG_AXIS,
     ML_ARG_OWN,
     ML_ARG_RESULT,
@@ -191,7 +192,8 @@ static inline unsigned ml_op_linear_in(ml_op op) {
     static const unsigned operands[] = {0, 1, 2, ~0u, ~0u, 6};
     return operands[ml_ops[op].linear];
 }
-/* How many arguments the op takes; times any number where they end with ML_ARG_MANY. */
+/* How many arguments the op takes; times any number where they end with
+ * ML_ARG_MANY, or at least one less where they end with ML_ARG_MORE. */
 int ml_op_arg_count(ml_op op);
 const ml_op_arg *ml_op_arg_of(ml_op op, int i);
 /* An axis, never 0. */

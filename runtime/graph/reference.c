@@ -75,7 +75,10 @@ static void leaf(reference_run *r, ml_ref node, reference_value *out) {
         return;
     case ML_OP_STATE: from = r->states ? r->states[args[0]] : NULL; break;
     case ML_OP_INPUT: from = r->inputs ? r->inputs[args[0]] : NULL; break;
-    case ML_OP_PARAM: break;
+    case ML_OP_PARAM:
+        if (!r->params) break;
+        memcpy(out->cells, r->params[args[0]], sizeof *out->cells * (size_t)elements);
+        return;
     }
     if (!from) ml_raise(ML_INTERNAL, "the reference was given no value for node %%%u", node);
     for (int64_t i = 0; i < elements; i++)
@@ -191,11 +194,19 @@ static void squares(reference_run *r, ml_ref of, reference_value *out) {
     reference_ragged_squares(&outer, out);
 }
 
+static void recurrence(reference_run *r, ml_ref of, int output, reference_value *out) {
+    const reference_value *values = reference_recurrence(r, of);
+    memcpy(out->cells, values[output].cells,
+           sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+}
+
 /* Output i >= 1 of an op that has several. */
 static void output(reference_run *r, ml_ref node, reference_value *out) {
     ml_ref of = ml_graph_source(r->graph, node, 0);
     if (ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER)
         squares(r, of, out);
+    else if (ml_graph_node(r->graph, of)->op == ML_OP_RECURRENCE)
+        recurrence(r, of, (int)ml_graph_args(r->graph, node)[0], out);
     else
         along_axis(r, node, of, out);
 }
@@ -233,6 +244,7 @@ static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
     case ML_OP_DOT: reference_dot(a, b, args, n->arg_count, out); return;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
+    case ML_OP_RECURRENCE: recurrence(r, node, 0, out); return;
     case ML_OP_SCATTER_ADD: reference_scatter_add(a, b, (ml_axis)args[0], out); return;
     case ML_OP_CONV: reference_conv(a, b, args, n->arg_count, out); return;
     case ML_OP_ATTENTION:
@@ -253,7 +265,9 @@ void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
 
 /* Sources a node's values come from: OUT reads what its op reads. */
 static ml_ref origin_of_values(const ml_graph *g, ml_ref node) {
-    return ml_graph_node(g, node)->op == ML_OP_OUT ? ml_graph_source(g, node, 0) : node;
+    if (ml_graph_node(g, node)->op != ML_OP_OUT) return node;
+    ml_ref of = ml_graph_source(g, node, 0); /* a recurrence keeps what it gave */
+    return ml_graph_node(g, of)->op == ML_OP_RECURRENCE ? node : of;
 }
 
 void reference_start(reference_run *r, const ml_roots *roots) {

@@ -38,10 +38,12 @@ typedef struct {
     const ml_graph *graph;
     const double *const *states, *const *inputs; /* by id */
     const int64_t *coordinates;                  /* by mesh axis; NULL outside of a mesh */
+    reference_cell *const *params;               /* by index; of a recurrence's step */
     bool round;
     ml_arena *scratch;
     reference_value *values;
     uint32_t *uses; /* by node */
+    reference_value **recurrences; /* by node: all outputs; NULL until there are any */
 } reference_run;
 void reference_start(reference_run *r, const ml_roots *roots);
 reference_value *reference_begin(reference_run *r, ml_ref node);
@@ -79,5 +81,15 @@ void reference_gather(const reference_value *table, const reference_value *index
                       reference_value *out);
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out);
+
+/* All outputs of a recurrence (reference_recurrence.c), computed once; in the scratch arena. */
+reference_value *reference_recurrence(reference_run *r, ml_ref node);
+/* The same in pieces, for ranks that go through the positions in step. enter: the run of the step
+ * for its i-th position, whose nodes are to be computed before leave. free keeps the outputs. */
+typedef struct reference_loop reference_loop;
+reference_loop *reference_loop_new(reference_run *r, ml_ref node, int64_t *length);
+reference_run *reference_loop_enter(reference_loop *l, int64_t i);
+void reference_loop_leave(reference_loop *l, int64_t i);
+void reference_loop_free(reference_loop *l);
 
 #endif

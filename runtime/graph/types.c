@@ -8,6 +8,7 @@
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
+#include "runtime/graph/recurrence.h"
 
 const ml_type *infer_source(const infer *in, int i) {
     return ml_graph_type(in->g, in->sources[i]);
@@ -484,6 +485,8 @@ void infer_out(infer *in, ml_type *out) {
         ragged_gated_type(g, of, out);
     } else if (op == ML_OP_RAGGED_OUTER) {
         ragged_squares_type(g, of, out);
+    } else if (op == ML_OP_RECURRENCE) {
+        ml_recurrence_type(g, of, (int)output, out);
     } else
         ml_raise(ML_INTERNAL, "%s has no type for its output %lld", ml_ops[op].name,
                  (long long)output);
@@ -498,6 +501,8 @@ static void infer_routine(infer *in, ml_type *out) {
         infer_ragged(in, out);
     else if (in->op == ML_OP_CONV)
         infer_conv(in, out);
+    else if (in->op == ML_OP_RECURRENCE)
+        infer_recurrence(in, out);
     else
         ml_raise(ML_INTERNAL, "%s has no rule for its type", ml_ops[in->op].name);
 }

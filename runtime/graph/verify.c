@@ -76,16 +76,18 @@ static void check_structure(verifier *v) {
         if (!source || source >= v->node) broken(v, "a source does not come before it");
         if ((ml_graph_node(g, source)->flags & ML_NODE_FUNCTION) !=
             (node->flags & ML_NODE_FUNCTION))
-            broken(v, "it uses a node of a score function");
+            broken(v, "it uses a node of a function");
     }
     for (int i = 0; i < node->arg_count; i++)
         if (ml_op_arg_of(node->op, i)->kind == ML_ARG_FUNCTION &&
             (ml_graph_args(g, v->node)[i] < 0 || ml_graph_args(g, v->node)[i] >= v->node))
-            broken(v, "its score function does not come before it");
-    if (node->op == ML_OP_PARAM && !(node->flags & ML_NODE_FUNCTION) && v->reached[v->node])
+            broken(v, "its function does not come before it");
+    bool leaf = v->roots && v->roots->step;
+    if (node->op == ML_OP_PARAM && !(node->flags & ML_NODE_FUNCTION) && v->reached[v->node] &&
+        !leaf)
         broken(v, "a parameter is used outside of a function");
     if (v->reached[v->node] && (node->flags & ML_NODE_FUNCTION))
-        broken(v, "a node of a score function is computed");
+        broken(v, "a node of a function is computed");
     if (graph_lookup(g, v->node) != v->node) broken(v, "an equal node exists");
 }
 

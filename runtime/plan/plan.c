@@ -86,6 +86,9 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 void plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     plan_free(plan->rebuild);
+    for (uint32_t i = 0; plan->schedule != NULL && i < plan->schedule->steps.count; i++)
+        if (plan->schedule->steps.at[i].loop != NULL)
+            plan_free(plan->schedule->steps.at[i].loop->plan);
     if (plan->graph != NULL && !plan->borrows) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);

@@ -55,6 +55,8 @@ void plan_batch_kernels(ml_plan *plan);
 /* ---- state_updates.c */
 /* Write every update to its state: in place where that is safe, else by a copy at the end. */
 void plan_update_states(ml_plan *plan);
+/* One more written value of a step, of so many bytes. */
+void plan_add_workspace(ml_schedule *s, ml_step *step, int64_t bytes);
 /* Of a task: write every output to its saved value, or copy it there at the end. */
 void plan_export_outputs(ml_plan *plan);
 

@@ -207,3 +207,12 @@ void plan_export_outputs(ml_plan *plan) {
         copy_add(s, s->output_values[i], value_add(s, node, &type, target), node);
     }
 }
+
+void plan_add_workspace(ml_schedule *s, ml_step *step, int64_t bytes) {
+    int count = step->read_count + step->write_count++;
+    uint32_t *values = ML_NEW_ARRAY(s->arena, uint32_t, (size_t)count + 1);
+    ml_type type = {.dtype = ML_I32};
+    memcpy(values, step->values, sizeof *values * (size_t)count);
+    values[count] = value_add(s, 0, &type, storage_add(s, ML_STORAGE_TEMPORARY, 0, bytes, 0));
+    step->values = values;
+}

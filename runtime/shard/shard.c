@@ -214,6 +214,11 @@ static void place_leaf(sharder *s, ml_ref n) {
     shard_add_version(s, n, &at, local, false);
 }
 
+static void place_parameter(sharder *s, ml_ref n) {
+    int64_t index = ml_graph_args(s->from, n)[0];
+    shard_add_version(s, n, &s->parameter_places[index], s->parameters[index].parameter, false);
+}
+
 static bool is_free(const sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     if (node->op == ML_OP_CONST || node->op == ML_OP_IOTA) return true;
@@ -394,8 +399,12 @@ static void visit(sharder *s, ml_ref n) {
     if (s->values[n].free || s->values[n].repeats) return;
     if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT)
         place_leaf(s, n);
+    else if (node->op == ML_OP_PARAM)
+        place_parameter(s, n);
     else if (node->op == ML_OP_OUT)
         place_output(s, n);
+    else if (node->op == ML_OP_RECURRENCE)
+        shard_recurrence(s, n);
     else
         place_node(s, n);
     if (!(node->flags & ML_NODE_GRADIENT)) return;
@@ -459,6 +468,17 @@ static void find_shared(sharder *s) {
     }
 }
 
+void shard_nodes(sharder *s, const ml_roots *roots) {
+    uint32_t count = ml_graph_count(s->from);
+    s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
+    count_users(s, roots);
+    mark_gradients(s);
+    mark_added(s, roots);
+    find_shared(s);
+    for (ml_ref n = 1; n < count; n++)
+        if (s->values[n].users) visit(s, n);
+}
+
 /* A state's placement, for a value that may have the state's axes in another order. */
 static ml_placements update_placement(const sharder *s, const ml_update *update) {
     const ml_state *state = ml_graph_state(s->from, update->state);
@@ -508,7 +528,7 @@ typedef struct {
     void *context;
 } pass;
 
-static void enter_root(sharder *s, ml_ref n) {
+void shard_enter(sharder *s, ml_ref n) {
     s->origin = ml_graph_origin(s->from, n);
     s->backward = false;
     s->flags = 0;
@@ -522,18 +542,12 @@ static void body(void *argument) {
     uint32_t count = ml_graph_count(s->from);
     s->to = ml_graph_derive(s->from);
     check_places(s);
-    s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
-    count_users(s, p->roots);
-    mark_gradients(s);
-    mark_added(s, p->roots);
-    find_shared(s);
-    for (ml_ref n = 1; n < count; n++)
-        if (s->values[n].users) visit(s, n);
+    shard_nodes(s, p->roots);
     p->local = *p->roots;
     p->local.outputs = ML_NEW_ARRAY(s->scratch, ml_ref, p->roots->output_count + 2);
     p->local.updates = ML_NEW_ARRAY(s->scratch, ml_update, p->roots->update_count + 1);
     for (int i = 0; i < p->roots->output_count; i++) {
-        enter_root(s, p->roots->outputs[i]);
+        shard_enter(s, p->roots->outputs[i]);
         uint32_t first = s->values[p->roots->outputs[i]].versions;
         bool stays = p->visit && first;
         ml_placements at = output_placement(s, p->roots, i);
@@ -548,7 +562,7 @@ static void body(void *argument) {
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
-        enter_root(s, update->value);
+        shard_enter(s, update->value);
         ml_placements at = update_placement(s, update);
         ml_ref value = shard_get(s, update->value, &at);
         value = shard_clear(s, value, ml_graph_type(s->from, update->value), &at);

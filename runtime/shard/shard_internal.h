@@ -11,6 +11,7 @@
 #ifndef ML_SHARD_INTERNAL_H
 #define ML_SHARD_INTERNAL_H
 
+#include "runtime/graph/recurrence.h"
 #include "runtime/shard/shard.h"
 
 enum {
@@ -80,6 +81,9 @@ typedef struct {
     ML_VEC(shard_overflow_check) overflow_checks;
     ml_division division;
     ml_axis shared; /* the key/value heads of a program with gradients, where queries have others */
+    /* Of a recurrence's step: by parameter, what stands for it and where that is. */
+    const ml_recurrence_pair *parameters;
+    const ml_placements *parameter_places;
     /* Of the node at hand: */
     const ml_origin *origin;
     uint8_t flags;
@@ -117,6 +121,14 @@ static inline bool shard_along(ml_placement p, int position) {
 /* The versions of a value that the pass at hand may use: call with 0, then with the last one. */
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version);
 void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered);
+
+/* Places all live nodes of s->from, whose users it counts. */
+void shard_nodes(sharder *s, const ml_roots *roots);
+/* Nodes to come are of the forward pass and have the origin of n. */
+void shard_enter(sharder *s, ml_ref n);
+
+/* ---- shard_recurrence.c ---- */
+void shard_recurrence(sharder *s, ml_ref n);
 
 /* ---- shard_move.c ---- */
 /* The local node that holds value n in this placement (no partial one that it does not have). */

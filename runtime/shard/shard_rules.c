@@ -573,6 +573,7 @@ static void propose_rest(sharder *s, ml_ref n) {
         break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
+    case ML_OP_RECURRENCE: break; /* shard_recurrence.c */
     }
 }
 

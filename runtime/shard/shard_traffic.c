@@ -1,6 +1,7 @@
 /* What the collectives of a sharded graph move. */
 #include <string.h>
 
+#include "runtime/graph/recurrence.h"
 #include "runtime/shard/shard.h"
 
 int64_t ml_shard_sent(const ml_graph *g, ml_ref n) {
@@ -10,15 +11,30 @@ int64_t ml_shard_sent(const ml_graph *g, ml_ref n) {
                                        (double)ml_graph_args(g, n)[1]);
 }
 
+static void add(const ml_graph *g, const ml_layout *layout, int64_t times,
+                ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        if (node->flags & ML_NODE_FUNCTION) continue;
+        if (node->op == ML_OP_RECURRENCE) {
+            ml_recurrence r;
+            ml_roots roots;
+            ml_recurrence_read(g, n, &r);
+            ml_graph *body = ml_recurrence_body(g, n, NULL, &roots);
+            add(body, layout, times * r.length, traffic);
+            ml_graph_free(body);
+        }
+        if (ml_ops[node->op].op_class != ML_CLASS_COLLECTIVE) continue;
+        const int64_t *args = ml_graph_args(g, n);
+        if (args[0] >= layout->count) continue;
+        ml_traffic *of = &traffic[args[0]][ml_collective_of((ml_op)node->op)];
+        of->count += times;
+        of->bytes += ml_shard_sent(g, n) * times;
+    }
+}
+
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]) {
     memset(traffic, 0, sizeof(ml_traffic[ML_COLLECTIVE_KINDS]) * ML_MAX_MESH);
-    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
-        if (ml_ops[ml_graph_node(g, n)->op].op_class != ML_CLASS_COLLECTIVE) continue;
-        const int64_t *args = ml_graph_args(g, n);
-        if (args[0] >= layout->count) continue;
-        ml_traffic *of = &traffic[args[0]][ml_collective_of(ml_graph_node(g, n)->op)];
-        of->count++;
-        of->bytes += ml_shard_sent(g, n);
-    }
+    add(g, layout, 1, traffic);
 }

@@ -3,6 +3,7 @@
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/conv.h"
 #include "runtime/graph/ragged.h"
+#include "runtime/graph/recurrence.h"
 
 #include <stdio.h>
 
@@ -170,6 +171,26 @@ static ml_ref sample_conv(ml_graph *g) {
                    &type);
 }
 
+/* h = h * x + w at each position; y = h. */
+static ml_ref sample_recurrence(ml_graph *g) {
+    ml_ref x = graph_input(g, ML_F32, "b2 s4"), h = graph_input(g, ML_F32, "b2");
+    ml_type state = *ml_graph_type(g, h);
+    ml_recurrence_pair in = {ml_recurrence_parameter(g, &state), x};
+    ml_recurrence_pair carried = {ml_recurrence_parameter(g, &state), h};
+    ml_ref next = ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, carried.parameter, in.parameter),
+                          graph_input(g, ML_F32, ""));
+    ml_recurrence_step step = {.axis = graph_axis(g, "s"),
+                               .length = 4,
+                               .inputs = &in,
+                               .input_count = 1,
+                               .states = &carried,
+                               .state_count = 1,
+                               .next = &next,
+                               .stacked = &next,
+                               .stacked_count = 1};
+    return ml_recurrence_new(g, &step);
+}
+
 ml_ref graph_sample(ml_graph *g, ml_op op) {
     ml_ref x;
     ml_axis s = graph_axis(g, "s");
@@ -198,6 +219,7 @@ ml_ref graph_sample(ml_graph *g, ml_op op) {
     case ML_OP_CONV: return sample_conv(g);
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: return sample_attention(g, op);
+    case ML_OP_RECURRENCE: return sample_recurrence(g);
     default: break;
     }
     switch (ml_ops[op].op_class) {

@@ -35,6 +35,7 @@ static const char *const EXPECTED[ML_OP_COUNT] = {
     [ML_OP_ATTENTION] = "f32[b=2, s=5, h=4, d=8]",
     [ML_OP_ATTENTION_GRAD] = "f32[b=2, s=5, h=4, d=8]",
     [ML_OP_OUT] = "i32[b=2, k=3]",
+    [ML_OP_RECURRENCE] = "f32[s=4, b=2]",
     [ML_OP_CAST] = "bf16[b=2, s=4]",
     [ML_OP_COORDINATE] = "i32",
     [ML_OP_ALL_GATHER] = "f32[b=4, s=4]",

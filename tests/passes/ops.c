@@ -272,6 +272,28 @@ static ml_ref build_attention_grad(fixture *f) {
     return grad;
 }
 
+static ml_ref recurrence(fixture *f, bool reverse) {
+    ml_ref xghw[] = {x_of(f, "b2 s3 d2"), x_of(f, "s3 b2"), x_of(f, "b2 d2"), x_of(f, "d2")};
+    return fixture_recurrence(f, xghw, reverse);
+}
+BUILD(build_recurrence, recurrence(f, false))
+BUILD(build_recurrence_back, recurrence(f, true))
+BUILD(build_recurrence_sum, ml_out(f->g, recurrence(f, true), 1))
+BUILD(build_recurrence_final, ml_out(f->g, recurrence(f, false), 2))
+BUILD(build_recurrence_history, ml_out(f->g, recurrence(f, false), 3))
+static ml_ref build_recurrence_grad(fixture *f) { /* of all of it: second derivatives */
+    ml_ref y = build_recurrence(f), wrt[4], gradients[4], sum = 0;
+    memcpy(wrt, f->nodes, sizeof wrt);
+    ml_ref loss = ml_map2(f->g, ML_OP_ADD, fixture_loss(f, ml_map1(f->g, ML_OP_SIN, y)),
+                          fixture_loss(f, ml_out(f->g, y, 2)));
+    ml_autodiff(f->g, loss, wrt, 4, gradients);
+    for (int i = 0; i < 4; i++) {
+        ml_ref term = fixture_loss(f, ml_map2(f->g, ML_OP_MUL, gradients[i], gradients[i]));
+        sum = sum ? ml_map2(f->g, ML_OP_ADD, sum, term) : term;
+    }
+    return sum;
+}
+
 static const op_case cases[] = {
     {ML_OP_CONST, "f64", build_const},
     {ML_OP_IOTA, "i32[s=5]", build_iota},
@@ -330,6 +352,12 @@ static const op_case cases[] = {
     {ML_OP_ATTENTION, "f64[seq=3, heads=4, dim=2]", build_attention_grouped},
     {ML_OP_ATTENTION, "f64[b=2, heads=2, seq=3]", build_attention_lse},
     {ML_OP_ATTENTION_GRAD, "f64[b=2, seq=3, heads=2, dim=2]", build_attention_grad},
+    {ML_OP_RECURRENCE, "f64[s=3, b=2, d=2]", build_recurrence},
+    {ML_OP_RECURRENCE, "f64[s=3, b=2, d=2]", build_recurrence_back},
+    {ML_OP_RECURRENCE, "f64[b=2, d=2]", build_recurrence_sum},
+    {ML_OP_RECURRENCE, "f64[b=2, d=2]", build_recurrence_final},
+    {ML_OP_RECURRENCE, "f64[s=3, b=2, d=2]", build_recurrence_history},
+    {ML_OP_RECURRENCE, "f64", build_recurrence_grad},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

@@ -1,5 +1,6 @@
 /* What the tests of the passes share (tests/passes/support.h). */
 #include "tests/passes/support.h"
+#include "runtime/graph/recurrence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -287,4 +288,35 @@ int fixture_count_after(fixture *f, const char *pass, const ml_ref *nodes, int c
     for (ml_ref n = 1; n < ml_graph_count(result); n++) found += ml_graph_node(result, n)->op == op;
     ml_graph_free(result);
     return found;
+}
+
+ml_ref fixture_recurrence(fixture *f, const ml_ref xghw[4], bool reverse) {
+    ml_graph *g = f->g;
+    ml_recurrence_pair in[2], h = {0, xghw[2]};
+    ml_type type = *ml_graph_type(g, h.value);
+    ml_axis s = fixture_axis(f, "s");
+    const ml_type *x = ml_graph_type(g, xghw[0]);
+    int64_t length = x->size[ml_type_find(x, s)];
+    h.parameter = ml_recurrence_parameter(g, &type);
+    for (int i = 0; i < 2; i++) {
+        ml_recurrence_slice(g, xghw[i], s, length, &type);
+        in[i] = (ml_recurrence_pair){ml_recurrence_parameter(g, &type), xghw[i]};
+    }
+    ml_ref gated = ml_map2(g, ML_OP_MUL, h.parameter, in[1].parameter);
+    ml_ref scaled = ml_map2(g, ML_OP_MUL, in[0].parameter, xghw[3]);
+    ml_ref next = ml_map2(g, ML_OP_ADD, ml_map1(g, ML_OP_TANH, gated), scaled);
+    ml_ref summed = ml_map2(g, ML_OP_MUL, h.parameter, in[0].parameter);
+    ml_recurrence_step step = {.axis = s,
+                               .reverse = reverse,
+                               .length = length,
+                               .inputs = in,
+                               .input_count = 2,
+                               .states = &h,
+                               .state_count = 1,
+                               .next = &next,
+                               .stacked = &gated,
+                               .stacked_count = 1,
+                               .summed = &summed,
+                               .summed_count = 1};
+    return ml_recurrence_new(g, &step);
 }

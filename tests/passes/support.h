@@ -37,6 +37,9 @@ ml_ref fixture_loss(fixture *f, ml_ref y);
 
 double *fixture_value(fixture *f, const ml_graph *g, ml_ref n);
 /* Gradients of loss by autodiff equal finite differences at every element of every float input. */
+/* A recurrence over axis s of x and g, from h on, with w captured: h = tanh(h * g) + x * w, whose
+ * step also gives h * g and sums x * h. All but x may lack axes of h. */
+ml_ref fixture_recurrence(fixture *f, const ml_ref xghw[4], bool reverse);
 void fixture_check_gradients(fixture *f, ml_ref loss);
 /* Each pass leaves the values of these nodes as they are, within `tolerance`. */
 void fixture_check_passes(fixture *f, const ml_ref *nodes, int count, double tolerance);

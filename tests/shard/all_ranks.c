@@ -16,7 +16,8 @@ typedef struct {
     ml_graph *graph;
     ml_arena *scratch;
     int64_t ranks;
-    reference_run *runs; /* by rank */
+    reference_run *runs;     /* by rank */
+    reference_run **current; /* by rank: of the program, or of the step of a recurrence */
 } request;
 
 /* The rank at `coordinate` in the group of `rank` along mesh axis i. */
@@ -44,6 +45,7 @@ static void combine(ml_combine how, bool is_float, reference_cell *to, const ref
  * rank at coordinate c, `in` and `out->type` its elements before and after. */
 typedef struct {
     const request *r;
+    const ml_graph *graph;
     ml_ref node;
     int64_t rank, mine, ranks, in, elements;
     reference_value *out;
@@ -51,8 +53,8 @@ typedef struct {
 
 static const reference_cell *from(const meeting *m, int64_t coordinate) {
     const request *r = m->r;
-    int64_t peer = peer_of(r, m->rank, (int)ml_graph_args(r->graph, m->node)[0], coordinate);
-    return r->runs[peer].values[ml_graph_source(r->graph, m->node, 0)].cells;
+    int64_t peer = peer_of(r, m->rank, (int)ml_graph_args(m->graph, m->node)[0], coordinate);
+    return r->current[peer]->values[ml_graph_source(m->graph, m->node, 0)].cells;
 }
 
 static void copy(const meeting *m, int64_t at, const reference_cell *cells, int64_t count) {
@@ -60,7 +62,7 @@ static void copy(const meeting *m, int64_t at, const reference_cell *cells, int6
 }
 
 static void reduce_from(const meeting *m, int64_t at) {
-    ml_combine how = (ml_combine)ml_graph_args(m->r->graph, m->node)[2];
+    ml_combine how = (ml_combine)ml_graph_args(m->graph, m->node)[2];
     copy(m, 0, from(m, 0) + at, m->elements);
     for (int64_t c = 1; c < m->ranks; c++)
         for (int64_t i = 0; i < m->elements; i++)
@@ -93,15 +95,17 @@ static void reverse(const meeting *m) {
 }
 
 static void collective(const request *r, ml_ref n, int64_t rank, reference_value *out) {
+    const ml_graph *graph = r->current[rank]->graph;
     static void (*const entries[ML_COLLECTIVE_KINDS])(const meeting *) = {
 #define ML_COLLECTIVE(ident, name, ...) [ML_COLLECTIVE_##ident] = name,
 #include "runtime/graph/collectives.def"
 #undef ML_COLLECTIVE
     };
-    const int64_t *args = ml_graph_args(r->graph, n);
-    const ml_type *operand = ml_graph_type(r->graph, ml_graph_source(r->graph, n, 0));
-    entries[ml_collective_of(ml_graph_node(r->graph, n)->op)](
+    const int64_t *args = ml_graph_args(graph, n);
+    const ml_type *operand = ml_graph_type(graph, ml_graph_source(graph, n, 0));
+    entries[ml_collective_of(ml_graph_node(graph, n)->op)](
         &(meeting){.r = r,
+                   .graph = graph,
                    .node = n,
                    .rank = rank,
                    .mine = ml_layout_coordinate(r->layout, rank, (int)args[0]),
@@ -109,6 +113,57 @@ static void collective(const request *r, ml_ref n, int64_t rank, reference_value
                    .in = ml_type_elements(operand),
                    .elements = ml_type_elements(&out->type),
                    .out = out});
+}
+
+static void walk(request *r);
+
+/* All ranks at each position of a recurrence. */
+typedef struct {
+    request *r;
+    ml_ref node;
+    reference_loop **loops; /* by rank */
+} loops_call;
+
+static void loops_run(void *argument) {
+    loops_call *call = argument;
+    request *r = call->r;
+    reference_run **outer = r->current;
+    int64_t length = 0;
+    for (int64_t rank = 0; rank < r->ranks; rank++)
+        call->loops[rank] = reference_loop_new(outer[rank], call->node, &length);
+    for (int64_t i = 0; i < length; i++) {
+        reference_run **inner = ML_NEW_ARRAY(r->scratch, reference_run *, r->ranks);
+        for (int64_t rank = 0; rank < r->ranks; rank++)
+            inner[rank] = reference_loop_enter(call->loops[rank], i);
+        r->current = inner;
+        walk(r);
+        r->current = outer;
+        for (int64_t rank = 0; rank < r->ranks; rank++) reference_loop_leave(call->loops[rank], i);
+    }
+}
+
+static void recurrence(request *r, ml_ref n) {
+    loops_call call = {r, n, ML_NEW_ARRAY(r->scratch, reference_loop *, r->ranks)};
+    ml_status status = ml_protect(loops_run, &call);
+    for (int64_t rank = 0; rank < r->ranks; rank++) reference_loop_free(call.loops[rank]);
+    if (status != ML_OK) ml_raise_last();
+}
+
+static void walk(request *r) {
+    const ml_graph *g = r->current[0]->graph;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        if (!r->current[0]->uses[n]) continue;
+        bool meets = ml_ops[ml_graph_node(g, n)->op].op_class == ML_CLASS_COLLECTIVE;
+        if (ml_graph_node(g, n)->op == ML_OP_RECURRENCE) recurrence(r, n);
+        for (int64_t rank = 0; rank < r->ranks; rank++) {
+            if (meets)
+                collective(r, n, rank, reference_begin(r->current[rank], n));
+            else
+                reference_compute(r->current[rank], n);
+        }
+        for (int64_t rank = 0; meets && rank < r->ranks; rank++)
+            reference_finish(r->current[rank], n);
+    }
 }
 
 static void interpret(void *argument) {
@@ -131,18 +186,9 @@ static void interpret(void *argument) {
         };
         reference_start(&r->runs[rank], &roots);
     }
-    for (ml_ref n = 1; n < ml_graph_count(r->graph); n++) {
-        if (!r->runs[0].uses[n]) continue;
-        bool meets = ml_ops[ml_graph_node(r->graph, n)->op].op_class == ML_CLASS_COLLECTIVE;
-        for (int64_t rank = 0; rank < r->ranks; rank++) {
-            if (meets)
-                collective(r, n, rank, reference_begin(&r->runs[rank], n));
-            else
-                reference_compute(&r->runs[rank], n);
-        }
-        for (int64_t rank = 0; meets && rank < r->ranks; rank++)
-            reference_finish(&r->runs[rank], n);
-    }
+    r->current = ML_NEW_ARRAY(r->scratch, reference_run *, r->ranks);
+    for (int64_t rank = 0; rank < r->ranks; rank++) r->current[rank] = &r->runs[rank];
+    walk(r);
     for (int64_t rank = 0; rank < r->ranks; rank++)
         for (int i = 0; i < r->count; i++)
             r->results[rank][i] = reference_result(&r->runs[rank], roots.outputs[i], r->arena);

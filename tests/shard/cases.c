@@ -277,6 +277,13 @@ static ml_ref attention(fixture *f, const char *kv, const char *heads) {
 BUILD(build_attention, attention(f, "b4 t8 h8 d2", "h"))
 BUILD(build_attention_grouped, attention(f, "b4 t4 k4 d2", "k"))
 
+static ml_ref build_recurrence(fixture *f) {
+    ml_ref xghw[] = {operand(f, "b4 s4 d8"), operand(f, "s4 d8"), operand(f, "d8 b4"),
+                     operand(f, "b4")};
+    ml_ref y = fixture_recurrence(f, xghw, true);
+    return add(f, y, add(f, ml_out(f->g, y, 1), ml_out(f->g, y, 2)));
+}
+
 typedef struct {
     ml_op op;
     build_function *build;
@@ -336,6 +343,7 @@ static const op_case cases[] = {
     {ML_OP_CONV, build_conv_image},
     {ML_OP_CONV, build_conv_up},
     {ML_OP_ATTENTION, build_attention},
+    {ML_OP_RECURRENCE, build_recurrence},
     {ML_OP_ATTENTION, build_attention_grouped},
 };
 enum { CASES = sizeof cases / sizeof *cases };

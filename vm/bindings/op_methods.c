@@ -23,7 +23,7 @@ static bool ends_with_many(ml_op op) {
 
 static int count_parameters(const ml_op_info *info) {
     int count = info->sources, flags = 0;
-    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MANY; arg++) {
+    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MORE; arg++) {
         if (arg->kind == ML_ARG_FLAG)
             flags = 1;
         else
@@ -49,7 +49,7 @@ static ml_ref read_operand(lua_State *L, const ml_op_info *info, int i) {
 static void check_flags(lua_State *L, int index, const ml_op_info *info) {
     const char *known[MOST_FLAGS + 1] = {NULL};
     int count = 0;
-    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MANY; arg++)
+    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MORE; arg++)
         if (arg->kind == ML_ARG_FLAG) known[count++] = arg->name;
     if (!count || lua_isnoneornil(L, index)) return;
     if (!lua_istable(L, index))
@@ -71,7 +71,7 @@ static int read_arguments(lua_State *L, const ml_op_info *info, vm_node *node, i
     const ml_ref n = node->sources[0];
     char what[96];
     vm_axis axis = {0};
-    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MANY; arg++) {
+    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MORE; arg++) {
         int64_t *value = &node->args[node->arg_count++];
         const bool left_out = arg->fallback != ML_ARG_REQUIRED && lua_isnoneornil(L, at);
         switch (arg->kind) {
@@ -103,6 +103,7 @@ static int read_arguments(lua_State *L, const ml_op_info *info, vm_node *node, i
         case ML_ARG_FLAG: break; /* after these */
         case ML_ARG_END:
         case ML_ARG_MANY:
+        case ML_ARG_MORE:
         case ML_ARG_AXIS_OR_0:
         case ML_ARG_BITS:
         case ML_ARG_FUNCTION: vm_fail(L, NULL, "%s is not called by its row", info->name);
@@ -139,7 +140,7 @@ void vm_read_op(lua_State *L, ml_op op, vm_node *node, ml_ref *sources) {
 /* An Axis that the result has under its name must have the size that it has there. */
 static void check_result(lua_State *L, const ml_op_info *info, const vm_node *node) {
     int at = info->sources + 1;
-    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MANY; arg++, at++) {
+    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MORE; arg++, at++) {
         const vm_axis *axis = luaL_testudata(L, at, vm_axis_class);
         const ml_type *type = ml_graph_type(node->graph, node->result);
         int i = axis ? ml_type_find(type, axis->id) : -1;
@@ -198,7 +199,7 @@ static void write_signature(ml_op op, char *text) {
         const char *name = operand_name(info, i, &length);
         add(text, ", %.*s: Tensor", length, name);
     }
-    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MANY; arg++) {
+    for (const ml_op_arg *arg = info->args; arg->kind > ML_ARG_MORE; arg++) {
         const bool number = arg->kind == ML_ARG_INT || arg->kind == ML_ARG_AT;
         if (arg->kind == ML_ARG_FLAG) {
             add(text, options ? ", %s: boolean" : ", options?: {%s: boolean", arg->name);

@@ -158,6 +158,10 @@ static int state_read(lua_State *L) {
 static int state_assign(lua_State *L) {
     uint32_t id = self(L);
     ml_ref value = value_for(L, id, 2, "the new value");
+    if (vm_of(L)->scanning)
+        vm_fail(L, "carry it in the scan's state, and assign what it is after the last position",
+                "%s is assigned in the step of a scan, which runs at each position",
+                display_name(info_of(L, id)));
     if (!vm_of(L)->traces)
         vm_fail(L,
                 "assign inside the function that m.compile traces; state:set(values) changes the "

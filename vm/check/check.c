@@ -8,6 +8,7 @@
 #include "runtime/pipeline/plan.h"
 #include "vm/bindings/precision.h"
 #include "vm/check/dry.h"
+#include "vm/check/scans.h"
 #include "vm/cli/output.h"
 
 enum { LARGEST = 10 };
@@ -28,6 +29,7 @@ typedef struct {
     int64_t peak_bytes, other_bytes;         /* of it; states that only other programs use */
     int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
     int kernels, gemms, attentions, copies, distinct;
+    check_scans scans; /* of the step's programs */
     double plan_seconds;
     vm_traffic traffic;
     precision_report products; /* of the step's programs */
@@ -77,6 +79,7 @@ static int compare_keys(const void *left, const void *right) {
 }
 
 static void count_part(report *r, const ml_plan *plan) {
+    scans_add(&r->scans, plan);
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
@@ -86,15 +89,24 @@ static void count_part(report *r, const ml_plan *plan) {
     }
 }
 
-/* Kernels of equal source share one compilation. `keys` has room for every kernel; NULL: they are
- * only counted. */
-static void list_kernels(const ml_plan *plan, uint64_t *keys, size_t *count) {
-    for (int p = 0; p < plan->part_count; p++) {
-        const ml_schedule *s = plan->parts[p]->schedule;
-        for (uint32_t i = 0; i < s->steps.count; i++)
-            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next, ++*count)
-                if (keys) keys[*count] = k->key;
+/* The keys of a part's kernels, those of the steps of its scans too; gives their number, of which
+ * `keys` (NULL: they are counted) has room for all. Kernels of equal source share one
+ * compilation. */
+static size_t list_part(const ml_plan *part, uint64_t *keys) {
+    const ml_schedule *s = part->schedule;
+    size_t count = 0;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_loop *loop = s->steps.at[i].loop;
+        if (loop) count += list_part(loop->plan, keys ? keys + count : NULL);
+        for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next, count++)
+            if (keys) keys[count] = k->key;
     }
+    return count;
+}
+
+static void list_kernels(const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+    for (int p = 0; p < plan->part_count; p++)
+        *key_count += list_part(plan->parts[p], keys ? keys + *key_count : NULL);
 }
 
 static int count_distinct(uint64_t *keys, size_t count) {
@@ -427,6 +439,7 @@ static void print_work(lua_State *L, const report *r, double tokens) {
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
            "copies\n",
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
+    scans_print(&r->scans);
     precision_print(&r->products);
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
 }
@@ -527,6 +540,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
+    if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;

@@ -7,6 +7,11 @@
 #include "runtime/device/check.h"
 #include "runtime/device/cpu/cpu_internal.h"
 
+/* What a loop's body reads and writes at one position, by number. */
+typedef struct {
+    char **inputs, **outputs;
+} loop_memory;
+
 typedef struct {
     const ml_step *step;
     uint32_t number;         /* of the step */
@@ -15,7 +20,10 @@ typedef struct {
     char **pointers; /* of the step's values; set by bind */
     long long scalars[ML_MAX_SCALARS];
     int64_t parts;
-    ml_group *group;  /* of collectives */
+    ml_group *group;     /* of collectives */
+    ml_executable *body; /* of loops */
+    void **addresses;    /* of the body's storages */
+    loop_memory memory;
     const char *note; /* what others print while this rank is in it */
 } command;
 
@@ -83,20 +91,33 @@ static uint32_t count_commands(const ml_schedule *s) {
 
 typedef struct {
     ml_executable *e;
-    ml_kernel **kernels;
-    int kernel_count;
+    ML_VEC(ml_kernel *) kernels;
+    ML_VEC(command *) users; /* of the kernels */
+    ml_arena *arena;
     int64_t scratch_bytes;
 } load_work;
 
-static void load_body(void *context) {
-    load_work *work = context;
-    ml_executable *e = work->e;
+static void load_commands(load_work *work, ml_executable *e);
+
+/* The body of a loop: an executable whose kernels are loaded with the others. */
+static void load_loop(load_work *work, ml_executable *e, command *c) {
+    c->body = ML_NEW(e->arena, ml_executable);
+    c->body->cpu = e->cpu;
+    c->body->plan = c->step->loop->plan;
+    c->body->arena = e->arena;
+    size_t inputs = (size_t)(2 * c->step->read_count + c->step->write_count);
+    c->memory.inputs = ML_NEW_ARRAY(e->arena, char *, inputs + 1);
+    c->memory.outputs = ML_NEW_ARRAY(e->arena, char *, c->body->plan->roots.output_count + 1);
+    c->addresses = ML_NEW_ARRAY(e->arena, void *, c->body->plan->schedule->storages.count + 1);
+    load_commands(work, c->body);
+}
+
+static void load_commands(load_work *work, ml_executable *e) {
     const ml_schedule *s = e->plan->schedule;
     int threads = ml_pool_threads(e->cpu->pool);
     uint32_t count = count_commands(s), at = 0;
     e->commands = ML_NEW_ARRAY(e->arena, command, (size_t)count + 1);
     e->addresses = ML_NEW_ARRAY(e->arena, void *, (size_t)s->storages.count + 1);
-    work->kernels = ML_NEW_ARRAY(e->arena, ml_kernel *, (size_t)count + 1);
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
         int values = step->read_count + step->write_count;
@@ -113,26 +134,34 @@ static void load_body(void *context) {
         do {
             command_fill(e, &e->commands[at], i, kernel);
             e->commands[at++].pointers = pointers;
-            if (kernel != NULL) work->kernels[work->kernel_count++] = kernel;
+            if (kernel != NULL) {
+                *ML_PUSH(work->arena, &work->kernels) = kernel;
+                *ML_PUSH(work->arena, &work->users) = &e->commands[at - 1];
+            }
+            if (step->loop != NULL) load_loop(work, e, &e->commands[at - 1]);
             kernel = kernel != NULL ? kernel->next : NULL;
         } while (kernel != NULL);
     }
     e->command_count = at;
 }
 
+static void load_body(void *context) {
+    load_work *work = context;
+    work->arena = work->e->arena;
+    load_commands(work, work->e);
+}
+
 static ml_status load_functions(load_work *work) {
     ml_executable *e = work->e;
-    size_t count = (size_t)work->kernel_count;
+    size_t count = work->kernels.count;
     ml_c_function **functions = ml_alloc((count + 1) * sizeof *functions);
     if (functions == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while loading kernels");
     ml_status status = ML_OK;
     if (count > 0) {
-        status = ml_jit_c_load(work->kernels, work->kernel_count, e->cpu->pool, &e->jit, functions);
+        status = ml_jit_c_load(work->kernels.at, (int)count, e->cpu->pool, &e->jit, functions);
     }
-    size_t at = 0;
-    for (uint32_t i = 0; i < e->command_count && status == ML_OK; i++) {
-        if (e->commands[i].kernel != NULL) e->commands[i].function = functions[at++];
-    }
+    for (size_t i = 0; i < count && status == ML_OK; i++)
+        work->users.at[i]->function = functions[i];
     ml_free(functions);
     return status;
 }
@@ -140,6 +169,13 @@ static ml_status load_functions(load_work *work) {
 static void read_storage(void *context, uint32_t storage, int64_t offset, int64_t bytes, void *to) {
     const ml_executable *e = context;
     if (bytes > 0) memcpy(to, (const char *)e->addresses[storage] + offset, (size_t)bytes);
+}
+
+/* Bodies of loops work in the same memory. */
+static void share_scratch(ml_executable *e, void *scratch) {
+    e->scratch = scratch;
+    for (uint32_t i = 0; i < e->command_count; i++)
+        if (e->commands[i].body != NULL) share_scratch(e->commands[i].body, scratch);
 }
 
 ml_status cpu_exec_load(ml_device *device, const ml_plan *plan, ml_executable **executable) {
@@ -161,6 +197,7 @@ ml_status cpu_exec_load(ml_device *device, const ml_plan *plan, ml_executable **
             status = ml_fail(ML_NO_MEMORY, "out of memory for the workspace of matrix products");
         }
         e->scratch = (void *)(((uintptr_t)e->scratch_block + 63) & ~(uintptr_t)63);
+        share_scratch(e, e->scratch);
     }
     if (status == ML_OK && e->cpu->base.options.check) {
         status = ml_check_new(plan, read_storage, e, &e->checker);
@@ -233,6 +270,75 @@ static ml_status accumulate_in_place(ml_executable *e, const command *c) {
     return ml_pool_run(e->cpu->pool, ml_type_bytes(&value->type), 1, copy_job, &call);
 }
 
+static ml_status command_run(ml_executable *e, command *c);
+
+static ml_status commands_run(ml_executable *e) {
+    ml_status status = ML_OK;
+    for (uint32_t i = 0; i < e->command_count && status == ML_OK; i++)
+        status = command_run(e, &e->commands[i]);
+    return status;
+}
+
+static void loop_bind(command *c, const loop_memory *m) {
+    const ml_schedule *s = c->body->plan->schedule;
+    const ml_loop *loop = c->step->loop;
+    char *arena = loop->workspace >= 0 ? c->pointers[loop->workspace] + loop->arena : NULL;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        c->addresses[i] = storage->kind == ML_STORAGE_INPUT   ? m->inputs[storage->id]
+                          : storage->kind == ML_STORAGE_SAVED ? m->outputs[storage->id]
+                                                              : arena + storage->offset;
+    }
+    cpu_exec_bind(c->body, c->addresses);
+}
+
+/* Where carried value k is before step i, from 0 on, and after the last. */
+static char *carried_at(const command *c, const ml_loop_carried *k, int64_t i) {
+    const ml_loop *loop = c->step->loop;
+    if (i == loop->length && k->final >= 0) return c->pointers[k->final];
+    if (k->history >= 0 && i < loop->length)
+        return c->pointers[k->history] + (loop->reverse ? loop->length - 1 - i : i) * k->bytes;
+    if (i == 0 && k->initial >= 0) return c->pointers[k->initial];
+    return c->pointers[loop->workspace] + k->offset[i & 1];
+}
+
+static void loop_begin(const command *c) {
+    const ml_loop *loop = c->step->loop;
+    for (int i = 0; i < loop->carried_count; i++) {
+        const ml_loop_carried *k = &loop->carried[i];
+        char *first = carried_at(c, k, 0);
+        if (k->initial < 0)
+            memset(first, 0, (size_t)k->bytes);
+        else if (first != c->pointers[k->initial])
+            memcpy(first, c->pointers[k->initial], (size_t)k->bytes);
+    }
+}
+
+static ml_status loop_run(command *c) {
+    const ml_loop *loop = c->step->loop;
+    ml_status status = ML_OK;
+    loop_begin(c);
+    for (int64_t i = 0; i < loop->length && status == ML_OK; i++) {
+        int64_t at = loop->reverse ? loop->length - 1 - i : i;
+        for (int k = 0; k < loop->input_count; k++) {
+            const ml_loop_input *input = &loop->inputs[k];
+            c->memory.inputs[input->input] = c->pointers[input->value] + at * input->bytes;
+        }
+        for (int k = 0; k < loop->stacked_count; k++) {
+            const ml_loop_stacked *stacked = &loop->stacked[k];
+            c->memory.outputs[stacked->output] = c->pointers[stacked->value] + at * stacked->bytes;
+        }
+        for (int k = 0; k < loop->carried_count; k++) {
+            const ml_loop_carried *carried = &loop->carried[k];
+            c->memory.inputs[carried->input] = carried_at(c, carried, i);
+            c->memory.outputs[carried->output] = carried_at(c, carried, i + 1);
+        }
+        loop_bind(c, &c->memory);
+        status = commands_run(c->body);
+    }
+    return status;
+}
+
 static ml_status command_run(ml_executable *e, command *c) {
     const ml_step *step = c->step;
     ml_pool *pool = e->cpu->pool;
@@ -257,6 +363,7 @@ static ml_status command_run(ml_executable *e, command *c) {
         return ml_pool_run(pool, bytes, parts, copy_job, &call);
     }
     if (step->kind == ML_STEP_COLLECTIVE) return collective_run(e, c);
+    if (step->kind == ML_STEP_LOOP) return loop_run(c);
     if (step->kind == ML_STEP_WAIT) return ML_OK; /* collectives are done when they return */
     return ml_fail(ML_INTERNAL, "step %u has no kernel for the CPU", c->number);
 }

@@ -1,0 +1,85 @@
+/* Recurrences (m.scan): one step, applied at each position of an axis, as one node.
+ *
+ * Sources of the node: inputs (the axis first), initial states, captured tensors. The step is a set
+ * of functions over PARAM(i) = source i, of an input the slice at the position: its roots are the
+ * next states, then stacked results, then summed ones. Outputs of the node, in this order:
+ *   stacked    the step's result at every position, the axis first
+ *   summed     the sum of the step's results over the positions
+ *   final      the states after the last position
+ *   histories  the states before each position, the axis first: a gradient recomputes the step
+ *              from them
+ * Positions are visited from 0 up, or down to 0 where it is reversed; slices stay where they are.
+ * A state keeps its dtype, axes and order. Results that no node takes are not computed. */
+#ifndef ML_GRAPH_RECURRENCE_H
+#define ML_GRAPH_RECURRENCE_H
+
+#include "runtime/graph/graph.h"
+
+typedef struct {
+    ml_axis axis;
+    bool reverse;
+    int64_t length;
+    int inputs, states, captured; /* sources, in this order */
+    int stacked, summed;          /* results of the step beside the states */
+} ml_recurrence;
+
+void ml_recurrence_read(const ml_graph *g, ml_ref n, ml_recurrence *out);
+/* Root i of the step: the states' next values, stacked results, summed ones. */
+ml_ref ml_recurrence_root(const ml_graph *g, ml_ref n, int i);
+int ml_recurrence_roots(const ml_recurrence *r);
+/* Which output of the node the first of each kind is. */
+static inline int ml_recurrence_summed(const ml_recurrence *r) {
+    return r->stacked;
+}
+static inline int ml_recurrence_final(const ml_recurrence *r) {
+    return r->stacked + r->summed;
+}
+static inline int ml_recurrence_history(const ml_recurrence *r) {
+    return r->stacked + r->summed + r->states;
+}
+/* The type of output i. */
+void ml_recurrence_type(const ml_graph *g, ml_ref n, int i, ml_type *out);
+
+/* A node that stands for a value of one step while the step is made: different from all others.
+ * ml_recurrence_new puts a PARAM of the node in its place. */
+ml_ref ml_recurrence_parameter(ml_graph *g, const ml_type *type);
+/* The type of an input's slice: without the axis. Raises where it has none, or of another size. */
+void ml_recurrence_slice(const ml_graph *g, ml_ref input, ml_axis axis, int64_t length,
+                         ml_type *out);
+
+/* What stands for a tensor in a step. */
+typedef struct {
+    ml_ref parameter, value;
+} ml_recurrence_pair;
+typedef struct {
+    ml_axis axis;
+    bool reverse;
+    int64_t length;
+    const ml_recurrence_pair *inputs; /* those that the step does not read are left out */
+    const ml_recurrence_pair *states; /* their initial values */
+    const ml_ref *next;               /* of the states */
+    const char *const *names;         /* of the states, for messages; may be NULL */
+    const ml_recurrence_pair *captured; /* beside those that are found */
+    const ml_ref *stacked, *summed;
+    int input_count, state_count, captured_count, stacked_count, summed_count;
+} ml_recurrence_step;
+/* The node. Tensors of the step that depend on none of its parameters are captured: they are
+ * computed once, outside. Raises ML_INVALID for a state whose next value has another type and for
+ * a captured tensor that has the axis. */
+ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step);
+
+/* The step as a graph of its own, whose outputs are the roots with `wanted` set (all where NULL),
+ * and whose leaves are PARAM nodes. Shares tables with g. */
+ml_graph *ml_recurrence_body(const ml_graph *g, ml_ref n, const bool *wanted, ml_roots *roots);
+
+/* Gradients of the node's sources, 0 where there is none or `wants` says no, from those of its
+ * outputs, 0 where none was given: by a recurrence in the other direction, which recomputes each
+ * step from the states before it. pullback: gradients of wrt by one product of roots and
+ * cotangents, where wrt are independent variables. */
+typedef void ml_recurrence_pullback(void *context, const ml_ref *roots, const ml_ref *cotangents,
+                                    int root_count, const ml_ref *wrt, int wrt_count,
+                                    ml_ref *gradients);
+void ml_recurrence_gradient(ml_graph *g, ml_ref n, const ml_ref *cotangents, const bool *wants,
+                            ml_recurrence_pullback *pullback, void *context, ml_ref *gradients);
+
+#endif

@@ -1,0 +1,67 @@
+/* The scans of a report. */
+#include "vm/check/scans.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/graph/recurrence.h"
+
+static check_scan *find(check_scans *scans, const ml_origin *origin, const char *axis) {
+    for (int i = 0; i < scans->count; i++) {
+        check_scan *scan = &scans->list[i];
+        bool same = scan->origin->line == origin->line && scan->origin->file == origin->file;
+        if (same && strcmp(scan->axis, axis) == 0) return scan;
+    }
+    if (scans->count == CHECK_SCANS) return NULL;
+    scans->list[scans->count] = (check_scan){.origin = origin, .axis = axis};
+    return &scans->list[scans->count++];
+}
+
+void scans_add(check_scans *scans, const ml_plan *part) {
+    const ml_schedule *s = part->schedule;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        ml_recurrence r;
+        if (!step->loop) continue;
+        ml_recurrence_read(part->graph, step->node, &r);
+        check_scan *scan = find(scans, ml_graph_origin(part->graph, step->node),
+                                ml_axis_name(part->graph, r.axis));
+        int kernels = 0, products = 0;
+        const ml_schedule *body = step->loop->plan->schedule;
+        for (uint32_t k = 0; k < body->steps.count; k++) {
+            kernels += body->steps.at[k].kind == ML_STEP_KERNEL;
+            products += body->steps.at[k].gemm != NULL;
+        }
+        scans_add(scans, step->loop->plan);
+        if (!scan) continue;
+        scan->count++;
+        scan->length = r.length;
+        if (kernels > scan->kernels) scan->kernels = kernels;
+        if (products > scan->products) scan->products = products;
+    }
+}
+
+void scans_print(const check_scans *scans) {
+    for (int i = 0; i < scans->count; i++) {
+        const check_scan *scan = &scans->list[i];
+        printf("scan over %-5s loop over %lld positions, %d kernels and %d matrix products each",
+               scan->axis, (long long)scan->length, scan->kernels, scan->products);
+        if (scan->count > 1) printf(", %d times", scan->count);
+        if (scan->origin->file) printf("   %s:%d", scan->origin->file, scan->origin->line);
+        printf("\n");
+    }
+}
+
+void scans_json(const check_scans *scans, json_t *object) {
+    if (scans->count == 0) return;
+    json_t *list = json_array();
+    for (int i = 0; i < scans->count; i++) {
+        const check_scan *scan = &scans->list[i];
+        const char *file = scan->origin->file ? scan->origin->file : "";
+        json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis,
+                                              "positions", (json_int_t)scan->length, "form", "loop",
+                                              "count", scan->count, "file", file, "line",
+                                              scan->origin->line));
+    }
+    json_object_set_new(object, "scans", list);
+}

@@ -1,0 +1,26 @@
+/* What a report says of a program's scans: at which lines, over what, in which form. */
+#ifndef ML_CHECK_SCANS_H
+#define ML_CHECK_SCANS_H
+
+#include <jansson.h>
+
+#include "vm/vm.h"
+
+enum { CHECK_SCANS = 16 };
+typedef struct {
+    const ml_origin *origin;
+    const char *axis;
+    int64_t length;
+    int count;             /* scans of the line: of layers, forward and backward */
+    int kernels, products; /* at a position, of the one that has most */
+} check_scan;
+typedef struct {
+    check_scan list[CHECK_SCANS];
+    int count;
+} check_scans;
+
+void scans_add(check_scans *scans, const ml_plan *part);
+void scans_print(const check_scans *scans);
+void scans_json(const check_scans *scans, json_t *object);
+
+#endif
