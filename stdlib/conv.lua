@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local OPTIONS = { "axis", "taps", "over", "causal", "padding", "stride", "dilation", "dtype" }
+local OPTIONS = { "axis", "taps", "over", "causal", "padding", "stride", "dilation", "document", "dtype" }
 local MOST = 2 ^ 31 -- of strides, dilations and paddings
 
 local function name_of(axis) return type(axis) == "userdata" and not core.is_tensor(axis) and axis.name or axis end
@@ -100,6 +100,30 @@ local function padded(x, axis, taps, option, stride, dilation, causal)
   return before, (room - 1) // stride + 1
 end
 
+-- The convolution of which each tap counts where the element under it is of the step's document: a tap by itself at a time, added in f32.
+local function within_documents(x, w, window, over, document, dtype)
+  local axis, taps, stride, dilation, before, steps = table.unpack(window)
+  core.check_axes("convolution", document, axis)
+  if stride ~= 1 or steps ~= x:size(axis) then
+    core.fail("m.conv keeps documents apart where there is a step for each element", { help = 'with causal = true or padding = "same", and stride 1' })
+  end
+  if document:dtype() ~= "i32" or document:size(axis) ~= steps then
+    core.fail(("m.conv's document must be i32, of %d elements along %q, got %s"):format(steps, axis, tostring(document)), { help = "document = m.documents(tokens)" })
+  end
+  local plain, sum = core.conv(x, w, { window }, over, dtype), nil
+  local wide = plain:dtype() == "f64" and "f64" or "f32"
+  for k = 0, w:size(taps) - 1 do
+    local ahead = dilation * k - before
+    local part = core.conv(x, w:slice(taps, k, k + 1), { { axis, taps, 1, 1, -ahead, steps } }, over, wide)
+    if math.abs(ahead) < steps then
+      local other = document:pad(axis, math.max(-ahead, 0), math.max(ahead, 0)):slice(axis, math.max(ahead, 0), math.max(ahead, 0) + steps)
+      if ahead ~= 0 then part = core.where(core.eq(other, document), part, 0) end
+      sum = sum and sum + part or part
+    end
+  end
+  return sum:cast(plain:dtype())
+end
+
 ---A convolution along one axis or several (of a sequence, an image): each element of the result is the sum, over the taps k of
 ---the filter, of w[k] times the element of x at stride * step + dilation * k, zeros beyond the ends. Every other axis is paired
 ---by name, as in m.dot: those of both are convolved each for itself (depthwise, groups) or, listed in `over`, summed (channels in);
@@ -111,10 +135,10 @@ end
 ---
 ---`padding`: "valid" (none, the default), "same" (as many steps as x has elements, divided by the stride and rounded up), a number at
 ---both ends, or {before, after}. `causal` pads before alone, so that no step sees later elements. padding, stride and dilation are one for
----all axes, or a table by axis: stride = {height = 2}.
+---all axes, or a table by axis: stride = {height = 2}. With `document` (m.documents(tokens)) no step sees another document's elements.
 ---@param x Tensor
 ---@param w Tensor the filter; its axes that x has not are the taps, unless `taps` names them, one for each of `axis` in their order
----@param options {axis: string|Axis|table, taps?: string|Axis|table, over?: string|Axis|table, causal?: boolean, padding?: string|integer|table, stride?: integer|table, dilation?: integer|table, dtype?: string}
+---@param options {axis: string|Axis|table, taps?: string|Axis|table, over?: string|Axis|table, causal?: boolean, padding?: string|integer|table, stride?: integer|table, dilation?: integer|table, document?: Tensor, dtype?: string}
 ---@return Tensor
 function m.conv(x, w, options)
   m.check_tensor("conv", x, "which is convolved")
@@ -144,6 +168,9 @@ function m.conv(x, w, options)
     local before, steps = padded(x, axis, w:size(taps[i]), padding[i], s, d, o.causal)
     windows[i] = { axis, taps[i], s, d, before, steps }
   end
-  return core.conv(x, w, windows, over, o.dtype)
+  if o.document == nil then return core.conv(x, w, windows, over, o.dtype) end
+  m.check_tensor("conv", o.document, "the documents")
+  if #axes > 1 then core.fail("m.conv keeps documents apart along one axis, not along " .. #axes) end
+  return within_documents(x, w, windows[1], over, o.document, o.dtype)
 end
 core.tensor_methods.conv = m.conv

@@ -145,6 +145,22 @@ end, { x = { m.axis("seq", 9) }, w = { m.axis("width", 2) } }) { x = numbers(9, 
 check.all(far.y, { numbers(9, 1)[1] * 5 }, 1e-6, "one step")
 check.all(far.x, { 55, 0, 0, 30, 50, 0, 0, 30, 50 }, 1e-6, "gradients under windows that are apart")
 
+-- Documents of 4, 1 and 4 elements: each is convolved as if it were alone.
+local packed = m.compile(function(i)
+  local apart = m.conv(i.x, i.w, { axis = "seq", causal = true, dilation = 2, document = i.document })
+  local around = m.conv(i.x, i.w, { axis = "seq", padding = "same", document = i.document })
+  local alone, whole = {}, {}
+  for n, bounds in ipairs { { 0, 4 }, { 4, 5 }, { 5, 9 } } do
+    local part = i.x:slice("seq", bounds[1], bounds[2])
+    alone[n] = m.conv(part, i.w, { axis = "seq", causal = true, dilation = 2 })
+    whole[n] = m.conv(part, i.w, { axis = "seq", padding = "same" })
+  end
+  return { a = apart, b = around, c = m.concat(alone, "seq"), d = m.concat(whole, "seq") }
+end, { x = { m.axis("seq", 9), m.axis("embed", 2) }, w = { m.axis("embed", 2), m.axis("width", 3) }, document = { m.axis("seq", 9), dtype = "i32" } })
+packed = packed { x = numbers(18, 5), w = numbers(6, 6), document = { 0, 0, 0, 0, 1, 2, 2, 2, 2 } }
+check.all(packed.a, packed.c:table(), 1e-6, "documents apart")
+check.all(packed.b, packed.d:table(), 1e-6, "documents apart, with elements that follow")
+
 -- Errors.
 local a = core.input("a", { m.axis("batch", 2), m.axis("seq", 4), m.axis("embed", 3) })
 local b = core.input("b", { m.axis("embed", 3), m.axis("width", 6) })
@@ -165,4 +181,6 @@ check.raises("names \"seq\" twice", m.conv, a, b, { axis = { "seq", "seq" } })
 check.raises("works on floats", m.conv, a:cast "i32", b, { axis = "seq", causal = true })
 check.raises("\"embed\" is 3 in the tensor, 4 in the filter", m.conv, a, core.input("d", { m.axis("embed", 4), m.axis("width", 2) }), { axis = "seq" })
 check.raises("more than 4096 taps", m.conv, a, core.input("e", { m.axis("embed", 3), m.axis("width", 5000) }), { axis = "seq", causal = true })
+check.raises("a step for each element", m.conv, a, b, { axis = "seq", causal = true, stride = 2, document = core.input("f", { m.axis("seq", 4) }, "i32") })
+check.raises("document must be i32", m.conv, a, b, { axis = "seq", causal = true, document = core.input("g", { m.axis("seq", 4) }) })
 check.done()
