@@ -34,29 +34,36 @@ static ml_status symbols_of(ml_encoder *e, const char *piece, size_t bytes) {
     return ML_OK;
 }
 
-static int64_t merge_short(const ml_tokenizer *t, uint32_t *ids, int64_t count) {
-    uint32_t ranks[SHORT], made[SHORT];
-    for (int64_t i = 0; i + 1 < count; i++) {
-        const text_merge *merge = text_find_merge(t, ids[i], ids[i + 1]);
-        ranks[i] = merge ? merge->rank : UINT32_MAX;
-        made[i] = merge ? merge->id : 0;
-    }
+static uint64_t find_pair(const ml_tokenizer *t, uint32_t left, uint32_t right) {
+    const text_merge *merge = text_find_merge(t, left, right);
+    return merge ? (uint64_t)merge->rank << 32 | merge->id : UINT64_MAX;
+}
+
+void bpe_prepare(ml_tokenizer *t) {
+    bool all = t->byte_level && t->kind == MODEL_BPE;
+    for (int i = 0; i < 256 && all; i++) all = t->byte_id[i] != TEXT_NO_ID;
+    if (!all) return;
+    t->byte_pairs = ML_NEW_ARRAY(t->arena, uint64_t, 1 << 16);
+    for (int i = 0; i < 1 << 16; i++)
+        t->byte_pairs[i] = find_pair(t, t->byte_id[i >> 8], t->byte_id[i & 255]);
+}
+
+static int64_t merge_short(const ml_tokenizer *t, const char *piece, uint32_t *ids, int64_t count) {
+    const unsigned char *bytes = (const unsigned char *)piece;
+    uint64_t pairs[SHORT];
+    for (int64_t i = 0; i + 1 < count; i++)
+        pairs[i] = t->byte_pairs ? t->byte_pairs[bytes[i] << 8 | bytes[i + 1]]
+                                 : find_pair(t, ids[i], ids[i + 1]);
     while (count > 1) {
         int64_t best = 0;
-        for (int64_t i = 1; i + 1 < count; i++)
-            if (ranks[i] < ranks[best]) best = i;
-        if (ranks[best] == UINT32_MAX) break;
-        ids[best] = made[best];
+        for (int64_t i = 1; i + 1 < count; i++) best = pairs[i] < pairs[best] ? i : best;
+        if (pairs[best] == UINT64_MAX) break;
+        ids[best] = (uint32_t)pairs[best];
         count--;
-        size_t rest = (size_t)(count - best - 1) * sizeof *ids;
-        memmove(&ids[best + 1], &ids[best + 2], rest);
-        memmove(&ranks[best], &ranks[best + 1], rest);
-        memmove(&made[best], &made[best + 1], rest);
-        for (int64_t i = best ? best - 1 : 0; i <= best && i + 1 < count; i++) {
-            const text_merge *merge = text_find_merge(t, ids[i], ids[i + 1]);
-            ranks[i] = merge ? merge->rank : UINT32_MAX;
-            made[i] = merge ? merge->id : 0;
-        }
+        for (int64_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
+        for (int64_t i = best; i + 1 < count; i++) pairs[i] = pairs[i + 1];
+        if (best) pairs[best - 1] = find_pair(t, ids[best - 1], ids[best]);
+        if (best + 1 < count) pairs[best] = find_pair(t, ids[best], ids[best + 1]);
     }
     return count;
 }
@@ -152,6 +159,6 @@ ml_status bpe_symbols(ml_encoder *e, const char *piece, size_t bytes) {
     }
     ML_TRY(symbols_of(e, piece, bytes));
     if (e->symbols.count > SHORT) return merge_long(e);
-    e->symbols.count = merge_short(t, e->symbols.at, e->symbols.count);
+    e->symbols.count = merge_short(t, piece, e->symbols.at, e->symbols.count);
     return ML_OK;
 }

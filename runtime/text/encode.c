@@ -1,6 +1,5 @@
 /* Encoding: added tokens, normalizers, pre-tokenizers, the model. */
 #include <string.h>
-#include <sys/mman.h>
 
 #include "runtime/text/encoder.h"
 #include "runtime/text/normalize.h"
@@ -8,8 +7,6 @@
 #include "runtime/text/unicode.h"
 
 typedef const unsigned char *place;
-
-#define HUGE_PAGE ((uintptr_t)1 << 21)
 
 /* The longest added token that the text begins with, or NULL. */
 static const text_added *longest_added(const text_added_set *set, const char *text, size_t bytes) {
@@ -93,7 +90,7 @@ static ml_status find_added(ml_encoder *e, const text_added_set *set, const char
 
 static ml_status encode_pieces(ml_encoder *e, const char *text, size_t bytes, int flags) {
     (void)flags;
-    split_text(e, text, bytes, piece_encode);
+    split_text(e, text, bytes);
     e->first = false;
     return e->status;
 }
@@ -152,13 +149,7 @@ ml_status ml_encoder_open(const ml_tokenizer *t, ml_encoder **encoder) {
     ml_encoder *e = *encoder = ml_alloc(sizeof *e);
     if (e) e->tokenizer = t;
     bool works = e && (e->matcher = regex_matcher_new());
-    if (works && t->kind != MODEL_BYTES)
-        works = (e->cache = ml_alloc(CACHE_BUCKETS * sizeof *e->cache)) != NULL;
-    if (works && e->cache) { /* whole huge pages of it: it is read at random */
-        uintptr_t begin = ((uintptr_t)e->cache + HUGE_PAGE - 1) & -HUGE_PAGE;
-        uintptr_t end = (uintptr_t)(e->cache + CACHE_BUCKETS) & -HUGE_PAGE;
-        if (begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-    }
+    if (works && t->kind != MODEL_BYTES) works = piece_open_cache(e, CACHE_FIRST);
     if (works) return ML_OK;
     ml_encoder_close(e);
     *encoder = NULL;

@@ -14,10 +14,11 @@ typedef struct {
 } cache_entry;
 
 enum {
-    CACHE_BUCKETS = 1 << 16, /* of two entries, a line of the processor's cache */
-    CACHE_SHORT = 15,        /* bytes of a short piece */
-    CACHE_LONGEST = 256,     /* of any that is kept */
-    CACHE_POOL = 1 << 22     /* bytes of longer pieces, and ids: then all is forgotten */
+    CACHE_FIRST = 1 << 12, /* buckets: of two entries, a line of the processor's cache */
+    CACHE_MOST = 1 << 18,
+    CACHE_SHORT = 15,    /* bytes of a short piece */
+    CACHE_LONGEST = 256, /* of any that is kept */
+    CACHE_POOL = 1 << 24 /* bytes of longer pieces, and ids: then all is forgotten */
 };
 
 enum { STEP_MAPPED = TEXT_MOST_STEPS, STEP_UNMAPPED, STEP_COUNT };
@@ -41,6 +42,7 @@ typedef struct ml_encoder {
     ml_status status; /* of pieces, which are given by call-backs */
     bool first;       /* at the text's beginning: metaspaces are added there */
     cache_entry (*cache)[2];
+    uint32_t cache_mask, cache_kept; /* buckets less one; entries since they grew */
     ml_bytes cache_bytes;
     ml_ids cache_ids;
     ml_ids symbols, links; /* of a piece that is merged */
@@ -58,11 +60,14 @@ typedef struct ml_encoder {
     } parts[TEXT_MOST_STEPS];
 } ml_encoder;
 
-/* Pieces of a text, as the pre-tokenizer says, each given to `piece`. */
-void split_text(ml_encoder *encoder, const char *text, size_t bytes,
-                void piece(void *encoder, const char *piece, size_t bytes));
-/* Append the tokens of a piece. `encoder` is an ml_encoder. */
-void piece_encode(void *encoder, const char *piece, size_t bytes);
+/* Part a text as the pre-tokenizer says and append the tokens of its pieces. */
+void split_text(ml_encoder *encoder, const char *text, size_t bytes);
+/* Append the tokens of a piece, and of all that a scanner finds; SCAN_NONE: the text is one. */
+void piece_encode(ml_encoder *encoder, const char *piece, size_t bytes);
+void piece_scan(ml_encoder *encoder, scan_kind kind, const char *text, size_t bytes);
+/* An empty cache of that many buckets, a power of two, or the old entries in more; false where
+ * memory is exhausted. */
+bool piece_open_cache(ml_encoder *encoder, uint32_t buckets);
 /* Tokens of a piece in encoder->symbols: by merges, and the likeliest ones. */
 ml_status bpe_symbols(ml_encoder *encoder, const char *piece, size_t bytes);
 ml_status unigram_symbols(ml_encoder *encoder, const char *piece, size_t bytes);

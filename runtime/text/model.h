@@ -127,7 +127,8 @@ typedef struct ml_tokenizer {
     ml_index by_raw;       /* whole: tokens by their bytes */
     text_merge *merges;
     uint32_t merge_mask;
-    double *scores; /* unigram: log probabilities, of the model's tokens */
+    uint64_t *byte_pairs; /* of two bytes' merge: rank, id; UINT64_MAX: none. NULL: not known */
+    double *scores;       /* unigram: log probabilities, of the model's tokens */
     double unknown_score;
     bool rounded;     /* sums of scores are floats, as SentencePiece's: of near ties they decide */
     uint32_t *sorted; /* unigram: the model's tokens by their bytes */
@@ -167,6 +168,8 @@ static inline const text_merge *text_find_merge(const ml_tokenizer *t, uint32_t 
         if (merge->id == TEXT_NO_ID) return 0;
     }
 }
+
+void bpe_prepare(ml_tokenizer *tokenizer); /* once all merges are there */
 
 /* GPT-2's alphabet: the character of a byte (UTF-8, written to `to`), and back; -1: none. */
 int text_byte_character(unsigned char byte, char to[4]);

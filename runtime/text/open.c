@@ -64,6 +64,7 @@ static void build(void *argument) {
     else
         load_tiktoken(t, r->text, r->bytes);
     if (!model) load_ends(t, r->config); /* a .model says it itself */
+    bpe_prepare(t);
     normalize_prepare(t);
     normalize_added(r);
 }

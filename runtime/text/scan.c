@@ -1,6 +1,7 @@
 #include "runtime/text/scan.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "runtime/text/unicode.h"
 
@@ -93,8 +94,32 @@ static inline place run_out(place at, place end, unsigned mask) {
     return at;
 }
 
+static inline bool is_ascii_letter(unsigned char c) {
+    return (unsigned)((c | 0x20) - 'a') < 26;
+}
+
+/* Where the letters end: ASCII's by eights, without a branch a byte. */
+static inline place letters(place at, place end) {
+    const uint64_t each = 0x0101010101010101, high = each << 7;
+    for (uint64_t eight, low, other; end - at >= 8; at += 8) {
+        memcpy(&eight, at, 8);
+        low = (eight | each * 0x20) & ~high;
+        other = (~(low + each * (0x80 - 'a')) | (low + each * (0x7F - 'z')) | eight) & high;
+        if (!other) continue;
+        at += __builtin_ctzll(other) / 8;
+        if (*at < 0x80) return at;
+        break;
+    }
+    return run_in(at, end, TEXT_LETTER);
+}
+
 static inline bool is_break(unsigned char c) {
     return c == '\n' || c == '\r';
+}
+
+/* ASCII of [^\r\n\p{L}\p{N}], no letter: but ', which may begin a contraction. */
+static inline bool may_precede(unsigned char c) {
+    return c < 0x80 && (unsigned)(c - '0') > 9 && !is_break(c) && c != '\'';
 }
 
 /* (?i) folds U+017F to s. */
@@ -112,9 +137,25 @@ static inline place back_one(place at) {
     return at;
 }
 
+/* Where the spaces end; *broken is behind the last line break. */
+static inline place spaces_end(place at, place end, place *broken) {
+    const uint64_t blanks = 0x2020202020202020;
+    for (uint64_t eight; at < end;) {
+        if (end - at >= 8 && memcpy(&eight, at, 8) && eight == blanks) {
+            at += 8;
+            continue;
+        }
+        int length;
+        if (!(class_at(at, end, &length) & TEXT_SPACE)) break;
+        if (is_break(*at)) *broken = at + 1;
+        at += length;
+    }
+    return at;
+}
+
 /* Of a run of spaces, all but the last, which belongs to what follows. */
 static inline place spaces(place at, place end) {
-    place to = run_in(at, end, TEXT_SPACE);
+    place broken, to = spaces_end(at, end, &broken);
     if (to == end) return to;
     place last = back_one(to);
     return last > at ? last : to;
@@ -122,16 +163,16 @@ static inline place spaces(place at, place end) {
 
 /* The same, but up to the last line break where there is one. */
 static inline place lines(place at, place end, bool tail) {
-    place to = run_in(at, end, TEXT_SPACE);
+    place broken = at, to = spaces_end(at, end, &broken);
     if (tail && to == end) return to;
-    for (place p = to; p > at; p--)
-        if (is_break(p[-1])) return p;
-    if (to == end) return to;
+    if (broken > at || to == end) return broken > at ? broken : to;
     place last = back_one(to);
     return last > at ? last : to;
 }
 
 static inline place gpt2(place at, place end) {
+    place letter = at + (*at == ' ');
+    if (letter < end && is_ascii_letter(*letter)) return letters(letter + 1, end);
     if (*at == '\'') {
         int n = contraction(at, end, false);
         if (n) return at + n;
@@ -144,7 +185,7 @@ static inline place gpt2(place at, place end) {
         unsigned following = class_at(at + 1, end, &next);
         if (!(following & TEXT_SPACE)) from++, class = following, length = next;
     }
-    if (class & TEXT_LETTER) return run_in(from + length, end, TEXT_LETTER);
+    if (class & TEXT_LETTER) return letters(from + length, end);
     if (class & TEXT_NUMBER) return run_in(from + length, end, TEXT_NUMBER);
     if (class & TEXT_SPACE) return spaces(at, end);
     return run_out(from + length, end, TEXT_LETTER | TEXT_NUMBER | TEXT_SPACE);
@@ -166,16 +207,19 @@ static inline place others(place at, place end, bool slash) {
 }
 
 static inline place cl100k(place at, place end, int digits, bool tail) {
+    place letter = at + !is_ascii_letter(*at);
+    if (letter < end && is_ascii_letter(*letter) && (letter == at || may_precede(*at)))
+        return letters(letter + 1, end);
     if (*at == '\'') {
         int n = contraction(at, end, true);
         if (n) return at + n;
     }
     int length, next;
     unsigned class = class_at(at, end, &length);
-    if (class & TEXT_LETTER) return run_in(at + length, end, TEXT_LETTER);
+    if (class & TEXT_LETTER) return letters(at + length, end);
     if (class & TEXT_NUMBER) return numbers(at, end, digits);
     if (!is_break(*at) && at + length < end && class_at(at + length, end, &next) & TEXT_LETTER)
-        return run_in(at + length + next, end, TEXT_LETTER);
+        return letters(at + length + next, end);
     place to = others(at, end, false);
     return to > at ? to : lines(at, end, tail);
 }
@@ -214,10 +258,6 @@ static inline place o200k(place at, place end) {
     if (class_at(at, end, &length) & TEXT_NUMBER) return numbers(at, end, 3);
     to = others(at, end, true);
     return to > at ? to : lines(at, end, false);
-}
-
-static inline bool is_ascii_letter(unsigned char c) {
-    return (unsigned)((c | 0x20) - 'a') < 26;
 }
 
 /* A match at `at`, or `at`. */
@@ -271,10 +311,10 @@ static inline place next_match(scan_kind kind, place at, place end) {
     return end;
 }
 
-static inline void scan_each(scan_kind kind, place at, place end, scan_piece *piece,
-                             void *context) {
-    place gap = at; /* where what matches nothing begins */
-    while (at < end) {
+static inline int each_end(scan_kind kind, place *from, place end, place ends[SCAN_MOST]) {
+    place at = *from, gap = at; /* where what matches nothing begins */
+    int count = 0;
+    while (at < end && count < SCAN_MOST - 1) {
         place to = next_match(kind, at, end);
         if (to == at) {
             int length;
@@ -282,20 +322,27 @@ static inline void scan_each(scan_kind kind, place at, place end, scan_piece *pi
             at += length;
             continue;
         }
-        if (gap < at) piece(context, (const char *)gap, (size_t)(at - gap));
-        piece(context, (const char *)at, (size_t)(to - at));
-        gap = at = to;
+        if (gap < at) ends[count++] = at;
+        ends[count++] = gap = at = to;
     }
-    if (gap < end) piece(context, (const char *)gap, (size_t)(end - gap));
+    if (gap < at) ends[count++] = at;
+    *from = at;
+    return count;
+}
+
+int scan_ends(scan_kind kind, place *at, place end, place ends[SCAN_MOST]) {
+    switch (kind) { /* the common ones each in a loop of their own */
+    case SCAN_GPT2: return each_end(SCAN_GPT2, at, end, ends);
+    case SCAN_CL100K: return each_end(SCAN_CL100K, at, end, ends);
+    case SCAN_QWEN2: return each_end(SCAN_QWEN2, at, end, ends);
+    case SCAN_O200K: return each_end(SCAN_O200K, at, end, ends);
+    default: return each_end(kind, at, end, ends);
+    }
 }
 
 void scan_text(scan_kind kind, const char *text, size_t bytes, scan_piece *piece, void *context) {
-    place at = (place)text, end = at + bytes;
-    switch (kind) { /* the common ones each in a loop of their own */
-    case SCAN_GPT2: scan_each(SCAN_GPT2, at, end, piece, context); return;
-    case SCAN_CL100K: scan_each(SCAN_CL100K, at, end, piece, context); return;
-    case SCAN_QWEN2: scan_each(SCAN_QWEN2, at, end, piece, context); return;
-    case SCAN_O200K: scan_each(SCAN_O200K, at, end, piece, context); return;
-    default: scan_each(kind, at, end, piece, context); return;
-    }
+    place at = (place)text, end = at + bytes, begin = at, ends[SCAN_MOST];
+    for (int count; (count = scan_ends(kind, &at, end, ends)) > 0;)
+        for (int i = 0; i < count; begin = ends[i++])
+            piece(context, (const char *)begin, (size_t)(ends[i] - begin));
 }

@@ -24,8 +24,13 @@ scan_kind scan_of_pattern(const char *pattern);
 /* An expression of a scanner: the n-th, NULL after the last. For tests. */
 const char *scan_pattern(scan_kind kind, int n);
 
+/* Pieces are the matches and what lies between two matches, in order. Where the next ones end, from
+ * *at on, which moves behind them; how many there are: 0 at the end of the text. */
+enum { SCAN_MOST = 64 };
+int scan_ends(scan_kind kind, const unsigned char **at, const unsigned char *end,
+              const unsigned char *ends[SCAN_MOST]);
 typedef void scan_piece(void *context, const char *piece, size_t bytes);
-/* Call `piece` for each match and for what lies between two matches, in order. */
+/* Call `piece` for each. */
 void scan_text(scan_kind kind, const char *text, size_t bytes, scan_piece *piece, void *context);
 
 #endif

@@ -11,7 +11,6 @@ typedef const unsigned char *place;
 typedef struct {
     ml_encoder *encoder;
     uint32_t step;
-    scan_piece *piece;
 } next_step;
 
 static void run(next_step next, const char *text, size_t bytes);
@@ -169,37 +168,40 @@ static ml_status unmap(ml_encoder *e, const char **text, size_t *bytes) {
     return ML_OK;
 }
 
+/* Give pieces of a scan on: at the last step many at once. */
+static void scan(const next_step *next, scan_kind kind, const char *text, size_t bytes) {
+    ml_encoder *e = next->encoder;
+    mapping map = {*next, &e->step[STEP_MAPPED]};
+    if (next->step == e->tokenizer->splits.count && !e->tokenizer->mapped)
+        piece_scan(e, kind, text, bytes);
+    else if (e->tokenizer->splits.at[next->step - 1].kind == SPLIT_BYTES && e->tokenizer->mapped)
+        scan_text(kind, text, bytes, map_piece, &map);
+    else
+        scan_text(kind, text, bytes, take, (void *)next);
+}
+
 static void run(next_step next, const char *text, size_t bytes) {
     ml_encoder *e = next.encoder;
     uint32_t step = next.step;
     if (e->status != ML_OK || !bytes) return;
     if (step == e->tokenizer->splits.count) {
         if (e->tokenizer->mapped) e->status = unmap(e, &text, &bytes);
-        if (e->status == ML_OK) next.piece(e, text, bytes);
+        if (e->status == ML_OK) piece_encode(e, text, bytes);
         return;
     }
     const text_split *split = &e->tokenizer->splits.at[step];
     next.step++;
-    bool last = next.step == e->tokenizer->splits.count && !e->tokenizer->mapped;
-    scan_piece *piece = last ? next.piece : take;
-    void *context = piece == take ? (void *)&next : e;
-    mapping map = {next, &e->step[STEP_MAPPED]};
     switch (split->kind) {
-    case SPLIT_SCAN: scan_text(split->scan, text, bytes, piece, context); return;
+    case SPLIT_SCAN: scan(&next, split->scan, text, bytes); return;
     case SPLIT_BYTES:
         e->status = byte_level(e, split, step, &text, &bytes);
-        if (e->status != ML_OK) return;
-        if (e->tokenizer->mapped) piece = map_piece, context = &map;
-        if (split->scan == SCAN_NONE)
-            piece(context, text, bytes);
-        else
-            scan_text(split->scan, text, bytes, piece, context);
+        if (e->status == ML_OK) scan(&next, split->scan, text, bytes);
         return;
     case SPLIT_METASPACE:
         e->status = metaspace(e, split, step, &text, &bytes);
         if (e->status != ML_OK) return;
         if (!split->pieces) {
-            piece(context, text, bytes);
+            run(next, text, bytes);
             return;
         }
         break;
@@ -212,6 +214,6 @@ static void run(next_step next, const char *text, size_t bytes) {
     if (find_parts(e, split, step, text, bytes)) give_parts(e, split->behavior, step, text, &next);
 }
 
-void split_text(ml_encoder *e, const char *text, size_t bytes, scan_piece *piece) {
-    run((next_step){e, 0, piece}, text, bytes);
+void split_text(ml_encoder *e, const char *text, size_t bytes) {
+    run((next_step){e, 0}, text, bytes);
 }
