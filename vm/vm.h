@@ -353,6 +353,7 @@ void vm_document(lua_State *L, int function, const vm_entry *entry);
 const vm_entry *vm_documentation(lua_State *L, int function); /* NULL where it has none */
 void vm_ops_register(lua_State *L);
 void vm_tensor_register(lua_State *L);
+void vm_documentation_register(lua_State *L);
 void vm_op_methods_register(lua_State *L); /* after tensor.c's, which come first */
 void vm_unknown_register(lua_State *L);
 void vm_state_register(lua_State *L);

@@ -365,6 +365,7 @@ static int open_state(lua_State *L) {
     vm_axis_register(L);
     vm_tensor_register(L);
     vm_op_methods_register(L);
+    vm_documentation_register(L);
     vm_unknown_register(L);
     vm_ops_register(L);
     vm_state_register(L);
