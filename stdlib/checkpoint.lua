@@ -70,8 +70,9 @@ end
 
 ---Load states that m.save, or a run, has saved under any layout: all states of the script, or those of a list of modules,
 ---optimizers and states. Tensors that the checkpoint lacks or has in another shape are errors, and without a list those
----that the script lacks; with `strict=false` what fits is loaded and the rest is listed. A damaged file is an error, and
----nothing is loaded. On several ranks all call it.
+---that the script lacks; with `strict=false` what fits is loaded and the rest is listed. A damaged file is an error; where
+---the damage is in tensors, the states have no value until a load succeeds: steps and saves are refused. On several ranks all
+---call it.
 ---@param dir string
 ---@param what? (Module|Optimizer|State)[]
 ---@param options? {strict: boolean}

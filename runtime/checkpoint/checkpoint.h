@@ -6,8 +6,9 @@
  * files in the temporary folder alone, so that no collective of a training waits for a disk: each
  * rank has a file `rank-N` there, which it fills with its hashes when its part is durable, and
  * removes when it has failed. Rank 0 then writes the manifest and gives the folder its name; one of
- * that name is replaced at the same moment. Loading reads the ranges that a rank holds, compares
- * the content's hashes among all ranks, and sets states only if all are right. */
+ * that name is replaced at the same moment. Loading reads the ranges that a rank holds into
+ * its states and compares the content's hashes among all ranks: until all are right the states have
+ * no value, and nothing reads, saves or updates them. */
 #ifndef ML_CHECKPOINT_H
 #define ML_CHECKPOINT_H
 
@@ -66,7 +67,8 @@ typedef struct {
     int missing_count, unexpected_count, reshaped_count;
 } ml_checkpoint_report;
 /* All ranks at once. Strict: anything missing or reshaped is an error, and, with `all`, anything
- * unexpected. Else what is there and fits is loaded. Nothing is set unless all is undamaged. */
+ * unexpected. Else what is there and fits is loaded. After a failure in tensors the states have no
+ * value until they are set anew; after others they keep theirs. */
 ml_status ml_checkpoint_load(ml_session *session, const char *path,
                              const ml_checkpoint_entry *entries, int count, bool all, bool strict,
                              ml_checkpoint_report *report);

@@ -1,25 +1,20 @@
-/* Loading: each rank reads the ranges that it holds; the hashes of all ranks' reads are compared
- * with those of the manifest before any state is set. */
+/* Loading: each rank reads the ranges that it holds right into its states, which have no value
+ * until the hashes of all ranks' reads are those of the manifest. */
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "runtime/base/knobs.h"
-#include "runtime/base/pool.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/parts.h"
-#include "runtime/io/file.h"
 #include "runtime/io/tensor_hash.h"
 
-enum { THREADS = 4, PATH = 4096, SUMS = 3 }; /* of a tensor: halves of its hash, elements */
+enum { PATH = 4096, SUMS = 3 }; /* of a tensor: halves of its hash, elements */
 
 typedef struct {
     const ml_manifest_tensor *tensor;
     uint32_t state;
-    checkpoint_box box; /* what this rank holds */
-    char *memory;       /* this rank's part */
-    int64_t bytes;
+    int64_t elements; /* that this rank holds */
     _Atomic uint64_t hash;
 } load_item;
 
@@ -31,9 +26,8 @@ typedef struct {
     ml_checkpoint_report *report;
     load_item *items;
     int count;
+    uint32_t *states;
     ml_file *files; /* by file of the manifest */
-    checkpoint_piece *pieces;
-    int64_t piece_count;
     int64_t *sums;
 } load;
 
@@ -80,6 +74,9 @@ static void match_body(void *context) {
     const ml_graph *g = l->session->graph;
     ml_arena *arena = m->arena;
     l->items = ML_NEW_ARRAY(arena, load_item, l->entry_count + 1);
+    l->states = ML_NEW_ARRAY(arena, uint32_t, l->entry_count + 1);
+    l->sums = ML_NEW_ARRAY(arena, int64_t, SUMS * (l->entry_count + 1));
+    l->files = ML_NEW_ARRAY(arena, ml_file, m->file_count + 1);
     report->missing = ML_NEW_ARRAY(arena, const char *, l->entry_count + 1);
     report->reshaped = ML_NEW_ARRAY(arena, const char *, l->entry_count + 1);
     report->unexpected = ML_NEW_ARRAY(arena, const char *, m->tensor_count + 1);
@@ -94,10 +91,12 @@ static void match_body(void *context) {
             continue;
         }
         used[t - m->tensors] = true;
-        if (same_shape(g, type, t))
+        if (same_shape(g, type, t)) {
+            l->states[l->count] = entry->state;
             l->items[l->count++] = (load_item){.tensor = t, .state = entry->state};
-        else
+        } else {
             report->reshaped[report->reshaped_count++] = reshaped_text(g, arena, type, t);
+        }
     }
     for (int i = 0; i < m->tensor_count; i++)
         if (!used[i]) report->unexpected[report->unexpected_count++] = m->tensors[i].name;
@@ -137,65 +136,48 @@ static ml_status strict_check(const load *l, bool all) {
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-typedef struct {
-    const ml_file *file;
-    load_item *item;
-    char *memory;
-    uint64_t hash;
-} read_call;
-
-static ml_status run_read(void *context, int64_t whole, int64_t part, int64_t bytes) {
-    read_call *call = context;
-    const int width = call->item->box.width;
-    ML_TRY(
-        ml_file_read(call->file, call->item->tensor->offset + whole, call->memory + part, bytes));
-    call->hash += ml_tensor_hash(call->memory + part, width, whole / width, bytes / width);
-    return ML_OK;
-}
-
-static void pieces_read(void *context, int64_t begin, int64_t end, int thread) {
-    (void)thread;
+/* Runs that are contiguous in the file are in the state too. Blocks stay in a core's cache between
+ * their reading and their hash. */
+static ml_status piece_read(void *context, const fill_item *item, const fill_box *piece, char *to,
+                            fill_thread *thread) {
+    enum { BLOCK = 512 << 10 };
     load *l = context;
-    for (int64_t i = begin; i < end; i++) {
-        const checkpoint_piece *piece = &l->pieces[i];
-        load_item *item = &l->items[piece->item];
-        checkpoint_box box = checkpoint_box_rows(&item->box, piece->begin, piece->end);
-        read_call call = {&l->files[item->tensor->file], item, NULL, 0};
-        call.memory = item->memory + piece->begin * checkpoint_row_bytes(&box);
-        if (checkpoint_runs(&box, run_read, &call) != ML_OK) {
-            ml_error error = *ml_error_last();
-            ml_raise(error.status, "tensor \"%s\": %s", item->tensor->name, error.text);
+    load_item *own = &l->items[item->id];
+    const int width = item->width, inner = piece->rank - 1;
+    const bool runs = inner >= 0 && piece->s[inner] == 1;
+    const int64_t bytes = (runs ? piece->n[inner] : 1) * width;
+    int64_t at[ML_MAX_AXES] = {0};
+    uint64_t hash = 0;
+    do {
+        int64_t source = piece->source, target = 0, count;
+        for (int i = 0; i < inner + !runs; i++) {
+            source += at[i] * piece->s[i];
+            target += at[i] * piece->d[i];
         }
-        atomic_fetch_add(&item->hash, call.hash);
-    }
+        for (int64_t done = 0; done < bytes; done += count) {
+            char *block = to + target * width + done;
+            count = bytes - done < BLOCK ? bytes - done : BLOCK;
+            if (ml_file_read(item->file, item->at + source * width + done, block, count) != ML_OK)
+                return ml_fail(ML_IO, "tensor \"%s\": %s", own->tensor->name,
+                               ml_error_last()->text);
+            fill_lap(thread, FILL_READ);
+            hash += ml_tensor_hash(block, width, source + done / width, count / width);
+            fill_lap(thread, FILL_HASH);
+        }
+    } while (fill_next(inner + !runs, piece->n, at));
+    atomic_fetch_add(&own->hash, hash);
+    return ML_OK;
 }
 
-static ml_status items_place(load *l) {
-    for (int i = 0; i < l->count; i++) {
-        load_item *item = &l->items[i];
-        ML_TRY(checkpoint_box_of(l->session, item->state, false, &item->box));
-        item->bytes = checkpoint_row_bytes(&item->box) * item->box.local[0];
-        if (!session_holds(l->session, item->state)) continue;
-        item->memory = ml_alloc((size_t)item->bytes + 1);
-        if (item->memory == NULL)
-            return ml_fail(ML_NO_MEMORY, "out of memory while loading a checkpoint");
-        l->piece_count += checkpoint_pieces(&item->box, i, NULL);
-    }
-    l->pieces = ml_alloc(sizeof *l->pieces * (size_t)(l->piece_count + 1));
-    l->sums = ml_alloc(sizeof *l->sums * SUMS * (size_t)(l->count + 1));
-    if (l->pieces == NULL || l->sums == NULL)
-        return ml_fail(ML_NO_MEMORY, "out of memory while loading a checkpoint");
-    checkpoint_piece *piece = l->pieces;
-    for (int i = 0; i < l->count; i++)
-        if (l->items[i].memory != NULL) piece += checkpoint_pieces(&l->items[i].box, i, piece);
-    return ML_OK;
+static int by_place(const void *a, const void *b) {
+    const fill_item *x = a, *y = b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->at > y->at) - (x->at < y->at);
 }
 
 static ml_status files_open(load *l) {
     const ml_manifest *m = l->report->manifest;
     char name[PATH + ML_MANIFEST_FILE_NAME];
-    l->files = ml_alloc(sizeof *l->files * (size_t)(m->file_count + 1));
-    if (l->files == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while loading a checkpoint");
     for (int i = 0; i < m->file_count; i++) {
         snprintf(name, sizeof name, "%s/%s", l->path, m->files[i].name);
         ML_TRY(ml_file_open(name, &l->files[i]));
@@ -203,15 +185,22 @@ static ml_status files_open(load *l) {
     return ML_OK;
 }
 
-static ml_status parts_read(load *l) {
-    ML_TRY(items_place(l));
-    ML_TRY(files_open(l));
-    if (l->piece_count == 0) return ML_OK;
-    ml_pool *pool = ml_pool_new(ml_cpu_count() < THREADS ? ml_cpu_count() : THREADS);
-    if (pool == NULL) return ml_fail(ML_NO_MEMORY, "no threads for loading a checkpoint");
-    ml_status status = ml_pool_run(pool, l->piece_count, l->piece_count, pieces_read, l);
-    ml_pool_free(pool);
-    return status;
+/* What this rank holds of each tensor: none where another stage has it. */
+static ml_status items_place(load *l, fill_item *items) {
+    for (int i = 0; i < l->count; i++) {
+        load_item *own = &l->items[i];
+        const ml_manifest_tensor *t = own->tensor;
+        checkpoint_box box;
+        ML_TRY(checkpoint_box_of(l->session, own->state, false, &box));
+        own->elements = checkpoint_box_bytes(&box) / box.width;
+        items[i] = (fill_item){.state = own->state, .id = i, .width = box.width};
+        items[i].file = &l->files[t->file];
+        items[i].at = t->offset;
+        items[i].read_width = box.width;
+        items[i].box = checkpoint_box_whole(&box);
+    }
+    qsort(items, (size_t)l->count, sizeof *items, by_place);
+    return ML_OK;
 }
 
 /* Each copy of a tensor that the ranks have read between them adds its hash once. */
@@ -219,11 +208,10 @@ static ml_status hashes_check(load *l) {
     const ml_manifest *m = l->report->manifest;
     for (int i = 0; i < l->count; i++) {
         const load_item *item = &l->items[i];
-        if (item->memory == NULL) continue;
         const uint64_t hash = item->hash;
         l->sums[i * SUMS] = (int64_t)(hash & UINT32_MAX);
         l->sums[i * SUMS + 1] = (int64_t)(hash >> 32);
-        l->sums[i * SUMS + 2] = checkpoint_box_bytes(&item->box) / item->box.width;
+        l->sums[i * SUMS + 2] = item->elements;
     }
     ML_TRY(checkpoint_sum(l->session, l->sums, (int64_t)SUMS * l->count));
     for (int i = 0; i < l->count; i++) {
@@ -240,42 +228,25 @@ static ml_status hashes_check(load *l) {
     return ML_OK;
 }
 
-static ml_status states_set(load *l) {
+/* From fill_begin on, a failure on any rank leaves the states of all without a value. */
+static ml_status states_read(load *l) {
     ml_session *session = l->session;
-    ml_device *device = session->device;
-    for (int i = 0; i < l->count; i++) {
-        load_item *item = &l->items[i];
-        session_state *held = &session->states[item->state];
-        held->set_at = ++session->clock;
-        if (item->memory == NULL) continue;
-        ML_TRY(session_allocate(session, item->state));
-        if (item->bytes > 0)
-            ML_TRY(device->ops->upload(device, held->memory, item->memory, item->bytes));
-        held->initialized = true;
+    fill_times times;
+    fill_item *items = ml_alloc(sizeof *items * (size_t)(l->count + 1));
+    ml_status status = items ? files_open(l) : ml_fail(ML_NO_MEMORY, "out of memory while loading");
+    if (status == ML_OK) status = items_place(l, items);
+    status = checkpoint_together(session, status, "open the checkpoint's files");
+    if (status == ML_OK) {
+        status = fill_begin(session, l->states, l->count, items, l->count);
+        if (status == ML_OK) status = fill_run(session, items, l->count, 0, piece_read, l, &times);
+        status = checkpoint_together(session, status, "read its part of the checkpoint");
     }
-    return ML_OK;
-}
-
-static ml_status load_states(load *l) {
-    ml_session *session = l->session;
-    uint32_t *states = ml_alloc(sizeof *states * (size_t)(l->count + 1));
-    if (states == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while loading a checkpoint");
-    for (int i = 0; i < l->count; i++) states[i] = l->items[i].state;
-    ml_status status = checkpoint_prepare(session, states, l->count);
-    ml_free(states);
-    if (status == ML_OK) status = parts_read(l);
-    ML_TRY(checkpoint_together(session, status, "read its part of the checkpoint"));
+    ml_free(items);
+    ML_TRY(status);
     ML_TRY(hashes_check(l));
-    return checkpoint_together(session, states_set(l), "set its states");
-}
-
-static void load_release(load *l) {
-    for (int i = 0; i < l->count; i++) ml_free(l->items[i].memory);
-    for (int i = 0; l->files != NULL && i < l->report->manifest->file_count; i++)
-        ml_file_close(&l->files[i]);
-    ml_free(l->files);
-    ml_free(l->pieces);
-    ml_free(l->sums);
+    fill_end(session, l->states, l->count);
+    fill_report(session, l->path, &times);
+    return ML_OK;
 }
 
 static ml_status load_run(load *l, bool all, bool strict) {
@@ -292,7 +263,9 @@ static ml_status load_run(load *l, bool all, bool strict) {
     status = ml_protect(match_body, l);
     if (status == ML_OK && strict) status = strict_check(l, all);
     ML_TRY(checkpoint_together(session, status, "match the checkpoint's tensors"));
-    return load_states(l);
+    status = checkpoint_prepare(session, l->states, l->count);
+    ML_TRY(checkpoint_together(session, status, "make its states ready"));
+    return states_read(l);
 }
 
 ml_status ml_checkpoint_load(ml_session *session, const char *path,
@@ -301,17 +274,10 @@ ml_status ml_checkpoint_load(ml_session *session, const char *path,
     *report = (ml_checkpoint_report){0};
     ML_TRY(session_ready(session));
     load l = {session, path, entries, count, report};
-    struct timespec began, ended;
-    clock_gettime(CLOCK_MONOTONIC, &began);
     ml_status status = load_run(&l, all, strict);
     ml_error error = *ml_error_last();
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    int64_t bytes = 0;
-    for (int i = 0; i < l.count; i++) bytes += l.items[i].memory != NULL ? l.items[i].bytes : 0;
-    ml_debug(1, "loaded %.3f GiB of %s in %.3f s\n", (double)bytes / (1 << 30), path,
-             (double)(ended.tv_sec - began.tv_sec) +
-                 1e-9 * (double)(ended.tv_nsec - began.tv_nsec));
-    load_release(&l);
+    for (int i = 0; l.files != NULL && i < report->manifest->file_count; i++)
+        ml_file_close(&l.files[i]);
     *ml_error_last() = error;
     return status;
 }

@@ -33,6 +33,20 @@ int64_t checkpoint_row_bytes(const checkpoint_box *box) {
     return bytes;
 }
 
+fill_box checkpoint_box_whole(const checkpoint_box *box) {
+    fill_box from = {0};
+    int64_t s = 1, d = 1;
+    if (checkpoint_box_bytes(box) == 0) return (fill_box){.rank = 1};
+    for (int i = box->rank - 1; i >= 0; i--) {
+        fill_box_add(&from, box->held[i], s, d);
+        from.source += box->first[i] * s;
+        s *= box->size[i];
+        d *= box->local[i];
+    }
+    fill_box_join(&from);
+    return from;
+}
+
 checkpoint_box checkpoint_box_rows(const checkpoint_box *box, int64_t begin, int64_t end) {
     checkpoint_box rows = *box;
     rows.row += begin;

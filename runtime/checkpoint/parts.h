@@ -2,7 +2,7 @@
 #ifndef ML_CHECKPOINT_PARTS_H
 #define ML_CHECKPOINT_PARTS_H
 
-#include "runtime/exec/session.h"
+#include "runtime/checkpoint/fill.h"
 
 /* A box of a state: rows [row, row + held[0]) of this rank's part, without what fills it up. */
 typedef struct {
@@ -21,6 +21,8 @@ int64_t checkpoint_box_bytes(const checkpoint_box *box);
 int64_t checkpoint_row_bytes(const checkpoint_box *box); /* of the part's rows, as they lie there */
 /* Rows [begin, end) of a box. */
 checkpoint_box checkpoint_box_rows(const checkpoint_box *box, int64_t begin, int64_t end);
+/* From the whole tensor to the part. */
+fill_box checkpoint_box_whole(const checkpoint_box *box);
 /* Call `run` for each run of bytes that is contiguous in both: where it is in the whole, and from
  * the part's row box->row on. */
 typedef ml_status checkpoint_run(void *context, int64_t whole, int64_t part, int64_t bytes);

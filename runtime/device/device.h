@@ -1,9 +1,9 @@
 /* A device behind one table of functions: cpu, cuda, null.
  *
- * All calls but `fetch` come from one thread. Memory is device memory: only upload, download, fetch
- * and zero touch it. An executable is a plan prepared for it (kernels compiled and loaded, GEMM
- * algorithms chosen); running it enqueues all steps in order. Functions return ml_status with the
- * error stored. */
+ * All calls but `fetch` and `put` come from one thread. Memory is device memory: only upload,
+ * download, fetch, put and zero touch it. An executable is a plan prepared for it (kernels compiled
+ * and loaded, GEMM algorithms chosen); running it enqueues all steps in order. Functions return
+ * ml_status with the error stored. */
 #ifndef ML_DEVICE_H
 #define ML_DEVICE_H
 
@@ -46,6 +46,14 @@ typedef struct {
     /* Where there is a mark: instead of release, of memory that will be wanted again. The next
      * allocation of as many bytes gets it; one that does not fit beside it has it released. */
     void (*set_aside)(ml_device *device, void *memory);
+    /* Writing memory from several threads beside one another, where nothing else uses it; NULL
+     * where the host can write it. stage: a buffer of `bytes` in host memory for each of `slots`
+     * threads, one behind the other; put: `height` rows of `width` bytes, packed in the thread's
+     * buffer, to places `pitch` bytes apart: returns when they are there. */
+    ml_status (*stage)(ml_device *device, int slots, int64_t bytes, char **buffers);
+    ml_status (*put)(ml_device *device, int slot, const void *from, void *to, int64_t width,
+                     int64_t height, int64_t pitch);
+    void (*unstage)(ml_device *device);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */

@@ -209,6 +209,12 @@ static void wanted_add(initial_work *work, uint32_t id) {
     if (!session_holds(work->session, id) && work->program == NULL) return;
     if (work->listed[id] || work->session->states[id].initialized) return;
     const ml_state *state = ml_graph_state(work->session->graph, id);
+    if (work->session->states[id].lost) {
+        ml_fail(ML_INVALID, "the state \"%s\" has no value: what was loaded into it was damaged",
+                state->name ? state->name : "");
+        ml_help("load a checkpoint that is whole");
+        ml_raise_last();
+    }
     if (state->kind == ML_STATE_COPY) return; /* copies.c */
     /* a module is yet to give it a name and with that its initial value */
     bool later = state->kind == ML_STATE_PARAMETER && state->name == NULL && state->initial == 0;
@@ -322,6 +328,16 @@ static void initial_body(void *context) {
     }
 }
 
+void session_lose(ml_session *session, uint32_t state) {
+    session_state *held = &session->states[state];
+    held->lost = held->lost || held->initialized;
+    held->initialized = false;
+    for (ml_program *p = session->programs; p != NULL; p = p->next) {
+        p->ready = false;
+        if (p->retry != NULL) p->retry->ready = false;
+    }
+}
+
 ml_status session_initialize(ml_session *session, const ml_program *program) {
     ML_TRY(session_grow(session));
     initial_work work = {.session = session, .program = program, .arena = ml_arena_new()};
@@ -410,6 +426,7 @@ ml_status ml_session_write_state(ml_session *session, uint32_t state, const void
     else
         status = part_upload(session, state, from);
     if (status == ML_OK) held->initialized = true;
+    held->lost = held->lost && status != ML_OK;
     held->set_at = ++session->clock;
     return status;
 }

@@ -7,6 +7,7 @@
 typedef struct {
     void *memory;     /* NULL until the first program uses it */
     bool initialized; /* holds its initial or a later value */
+    bool lost;        /* held one, which a load has overwritten and not replaced */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
     int holders;      /* of a cached parameter: the programs that hold it */
@@ -73,6 +74,9 @@ struct ml_program {
 ml_status session_grow(ml_session *session);
 /* Device memory for a state; done once. */
 ml_status session_allocate(ml_session *session, uint32_t state);
+/* The state has no value any more, nor will it get its initial one: what reads it fails, until it
+ * is set as a whole. */
+void session_lose(ml_session *session, uint32_t state);
 /* Compute the initial values of the states (of the program, or of all where it is NULL) that have
  * none yet. */
 ml_status session_initialize(ml_session *session, const ml_program *program);

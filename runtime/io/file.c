@@ -67,6 +67,10 @@ void ml_file_close(ml_file *file) {
     *file = (ml_file){.descriptor = -1};
 }
 
+void ml_file_announce(const ml_file *file, int64_t offset, int64_t bytes) {
+    posix_fadvise(file->descriptor, (off_t)offset, (off_t)bytes, POSIX_FADV_WILLNEED);
+}
+
 ml_status ml_file_read(const ml_file *file, int64_t offset, void *to, int64_t bytes) {
     for (int64_t done = 0; done < bytes;) {
         ssize_t count = pread(file->descriptor, (char *)to + done, (size_t)(bytes - done),

@@ -24,6 +24,8 @@ enum { ML_FILE_HEAD = 16 }; /* bytes by which a format is recognised */
 /* *file is closed again where that fails. */
 ml_status ml_file_open(const char *path, ml_file *file);
 void ml_file_close(ml_file *file); /* also of a zeroed one that was never opened */
+/* A range that will be read soon: the system may read it ahead. */
+void ml_file_announce(const ml_file *file, int64_t offset, int64_t bytes);
 ml_status ml_file_read(const ml_file *file, int64_t offset, void *to, int64_t bytes);
 
 /* What a file is by its first bytes, where that is a known binary format: "a NumPy array (.npy)",

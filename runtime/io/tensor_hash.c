@@ -4,7 +4,7 @@
 
 /* One-to-one (the finalizer of splitmix64), of bits to which a multiple of an odd number is added.
  */
-static inline uint64_t mix(uint64_t bits, uint64_t index) {
+static inline __attribute__((always_inline)) uint64_t mix(uint64_t bits, uint64_t index) {
     uint64_t x = bits + (index + 1) * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -19,7 +19,8 @@ static inline uint64_t mix(uint64_t bits, uint64_t index) {
     }                                                                                              \
     break
 
-uint64_t ml_tensor_hash(const void *elements, int width, int64_t index, int64_t count) {
+static inline __attribute__((always_inline)) uint64_t sum_of(const void *elements, int width,
+                                                             int64_t index, int64_t count) {
     uint64_t sum = 0;
     switch (width) {
     case 1: ADD_ELEMENTS(uint8_t);
@@ -28,4 +29,25 @@ uint64_t ml_tensor_hash(const void *elements, int width, int64_t index, int64_t 
     default: ADD_ELEMENTS(uint64_t);
     }
     return sum;
+}
+
+#ifdef __x86_64__
+/* Products of 64 bits, four or eight at once. */
+#define SUM_BY(name, features)                                                                     \
+    __attribute__((target(features), optimize("O3"))) static uint64_t name(                        \
+        const void *elements, int width, int64_t index, int64_t count) {                           \
+        return sum_of(elements, width, index, count);                                              \
+    }
+SUM_BY(sum_avx2, "avx2")
+SUM_BY(sum_avx512, "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
+uint64_t ml_tensor_hash(const void *elements, int width, int64_t index, int64_t count) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        return sum_avx512(elements, width, index, count);
+    if (__builtin_cpu_supports("avx2")) return sum_avx2(elements, width, index, count);
+#endif
+    return sum_of(elements, width, index, count);
 }

@@ -108,13 +108,14 @@ typedef struct {
     const char *from;
     size_t pitch, width, height;
     unsigned char byte;
+    size_t from_pitch;
 } transfer;
 
 static int do_transfer(void *data) {
     const transfer *t = data;
     for (size_t i = 0; i < t->height; i++) {
         if (t->from)
-            memmove(t->to + i * t->pitch, t->from + i * t->pitch, t->width);
+            memmove(t->to + i * t->pitch, t->from + i * t->from_pitch, t->width);
         else
             memset(t->to + i * t->pitch, t->byte, t->width);
     }
@@ -343,6 +344,11 @@ CUresult cuMemFreeHost(void *memory) {
 }
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     return enqueue_transfer(stream, (transfer){(char *)(uintptr_t)to, from, 0, bytes, 1, 0});
+}
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream stream) {
+    return enqueue_transfer(stream,
+                            (transfer){(char *)(uintptr_t)c->dstDevice, c->srcHost, c->dstPitch,
+                                       c->WidthInBytes, c->Height, 0, c->srcPitch});
 }
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return enqueue_transfer(stream, (transfer){to, (char *)(uintptr_t)from, 0, bytes, 1, 0});

@@ -98,6 +98,7 @@ static void cuda_close(ml_device *device) {
     if (!cuda_ranks_close(d)) return;
     cuda_ce_close(d);
     cuda_fetch_close(d);
+    cuda_unstage(device);
     cuda_dnn_close(d);
     cuda_attention_tunings_close(d);
     cuda_gemm_close(d);
@@ -157,6 +158,9 @@ const ml_device_ops ml_device_cuda = {
     .mark = cuda_mark,
     .fetch = cuda_fetch_memory,
     .set_aside = cuda_set_aside,
+    .stage = cuda_stage,
+    .put = cuda_put,
+    .unstage = cuda_unstage,
     .wait = cuda_wait,
     .load = cuda_load,
     .bind = cuda_bind,

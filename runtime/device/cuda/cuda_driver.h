@@ -19,6 +19,7 @@
     X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                   \
     X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemAllocHost)                \
     X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)                \
+    X(cuMemcpy2DAsync)                                                                             \
     X(cuMemsetD8Async) X(cuMemsetD2D8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority)        \
     X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent)                \
     X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy)               \

@@ -72,6 +72,7 @@ typedef struct cuda_device {
     const cuda_others *others;      /* likewise */
     struct cuda_ce_state *ce;       /* NULL until an executable has collectives that copy */
     struct cuda_fetch *fetch;       /* NULL until another thread is to read memory */
+    struct cuda_stage *stage;       /* NULL where no threads write memory */
     struct cuda_channel *channels;
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
@@ -95,6 +96,11 @@ ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes);
 ml_status cuda_mark(ml_device *device);
 ml_status cuda_fetch_memory(ml_device *device, void *to, const void *from, int64_t bytes);
 void cuda_fetch_close(cuda_device *device);
+/* cuda_stage.c: likewise. */
+ml_status cuda_stage(ml_device *device, int slots, int64_t bytes, char **buffers);
+ml_status cuda_put(ml_device *device, int slot, const void *from, void *to, int64_t width,
+                   int64_t height, int64_t pitch);
+void cuda_unstage(ml_device *device);
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
 ml_status cuda_wait_for(cuda_device *device, CUevent event);
 
