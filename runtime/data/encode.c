@@ -1,16 +1,29 @@
+/* Three stages, each a thread's, that hand batches of lines on to each other: reading, encoding (by
+ * all threads of the pool), and what the sink does. */
 #include "runtime/data/encode.h"
+
+#include <pthread.h>
 
 #include "runtime/base/memory.h"
 #include "runtime/base/pool.h"
 #include "runtime/data/text.h"
 
-/* Texts are gathered up to a batch, whose documents the threads share. */
-enum { BATCH_BYTES = 1 << 24, BATCH = 1 << 14, MOST_THREADS = 256 };
+enum { BATCHES = 4, BATCH = 1 << 15, PARTS = 256, MOST_THREADS = 256, THREAD_BYTES = 1 << 21 };
 typedef struct {
-    size_t begin, end; /* of the batch's text */
-    bool ends;
-    ml_ids ids;
+    text_place place;
+    size_t begin, end;  /* of the batch's text */
+    const ml_ids *from; /* NULL: there is no document */
+    int64_t first, count;
 } document;
+
+typedef enum { BATCH_FREE, BATCH_READ, BATCH_ENCODED } batch_state;
+typedef struct {
+    batch_state state;
+    ml_bytes text; /* as the file has it */
+    int64_t count;
+    document documents[BATCH];
+    ml_ids ids[MOST_THREADS]; /* of the documents that a thread encoded, each with ENCODE_SPARE */
+} batch;
 
 struct encoding {
     encode_options options;
@@ -18,45 +31,165 @@ struct encoding {
     int threads;
     ml_encoder *encoders[MOST_THREADS];
     ml_words *words[MOST_THREADS];
-    ml_bytes text;
-    int64_t count;
-    document documents[BATCH];
+    ml_bytes held[MOST_THREADS]; /* a line's text */
+    const char *path;
+    batch batches[BATCHES];
+    batch *filled; /* by reading, number `read` of this file; NULL: none is begun */
+    int64_t read;
+    pthread_mutex_t mutex; /* of the states, and: */
+    pthread_cond_t changed;
+    int64_t total; /* batches of this file; -1: not known yet */
+    ml_error failed;
 };
 
-static void encode_documents(void *context, int64_t begin, int64_t end, int thread) {
-    encoding *e = context;
-    for (document *d = e->documents + begin; d < e->documents + end; d++) {
-        const char *text = e->text.at + d->begin;
-        size_t bytes = d->end - d->begin;
-        d->ids.count = 0;
-        ML_CHECK(e->options.tokenizer ? ml_encoder_encode(e->encoders[thread], text, bytes,
-                                                          e->options.flags, &d->ids)
-                                      : ml_words_add(e->words[thread], text, bytes));
-    }
+/* ---- From stage to stage ---------------------------------------------------------------------
+ */
+
+/* A file's batch of that number once it is in that state; NULL: there is none, or a stage failed.
+ */
+static batch *take(encoding *e, int64_t number, batch_state state) {
+    batch *b = &e->batches[number % BATCHES];
+    bool have = false;
+    pthread_mutex_lock(&e->mutex);
+    while (e->failed.status == ML_OK && (e->total < 0 || number < e->total) &&
+           !(have = b->state == state))
+        pthread_cond_wait(&e->changed, &e->mutex);
+    pthread_mutex_unlock(&e->mutex);
+    return have ? b : NULL;
 }
 
-static ml_status flush(encoding *e) {
-    enum { PARTS = 256 }; /* more than there are threads: documents differ in length */
-    const encode_options *o = &e->options;
-    int64_t count = e->count, bytes = (int64_t)e->text.count;
-    e->count = 0;
-    if (count == 0) return ML_OK;
-    ML_TRY(ml_pool_run(e->pool, count, count < PARTS ? count : PARTS, encode_documents, e));
-    for (int64_t i = 0; i < count && o->tokenizer; i++)
-        ML_TRY(o->sink(o->context, &e->documents[i].ids, e->documents[i].ends));
-    e->text.count = 0;
-    if (o->progress) o->progress(o->context, bytes);
+static void hand_on(encoding *e, batch *b, batch_state state) {
+    pthread_mutex_lock(&e->mutex);
+    b->state = state;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mutex);
+}
+
+/* A stage ends: with an error all do. */
+static void end_stage(encoding *e, ml_status status, int64_t total) {
+    pthread_mutex_lock(&e->mutex);
+    if (status != ML_OK && e->failed.status == ML_OK) e->failed = *ml_error_last();
+    if (total >= 0) e->total = total;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mutex);
+}
+
+/* ---- Reading ---------------------------------------------------------------------------------
+ */
+
+static void hand_on_filled(encoding *e) {
+    hand_on(e, e->filled, BATCH_READ);
+    e->filled = NULL;
+    e->read++;
+}
+
+static ml_status add_text(void *context, text_place place, const char *text, size_t bytes) {
+    encoding *e = context;
+    batch *b = e->filled ? e->filled : (e->filled = take(e, e->read, BATCH_FREE));
+    if (!b) return ml_fail(ML_INTERRUPTED, "another stage failed");
+    document *d = &b->documents[b->count++];
+    *d = (document){.place = place, .begin = b->text.count, .end = b->text.count + bytes};
+    ML_TRY(ml_bytes_reserve(&b->text, bytes + 1)); /* never NULL */
+    ML_TRY(ml_bytes_add(&b->text, text, bytes));
+    size_t most = (size_t)(e->threads < 8 ? 8 : e->threads) * THREAD_BYTES;
+    if (b->text.count >= most || b->count == BATCH) hand_on_filled(e);
     return ML_OK;
 }
 
-static ml_status add_text(void *context, const char *text, size_t bytes, bool ends) {
+static void *read_texts(void *context) {
     encoding *e = context;
-    document *d = &e->documents[e->count++];
-    d->begin = e->text.count, d->end = d->begin + bytes, d->ends = ends;
-    ML_TRY(ml_bytes_reserve(&e->text, bytes + 1)); /* never NULL */
-    ML_TRY(ml_bytes_add(&e->text, text, bytes));
-    return e->text.count >= BATCH_BYTES || e->count == BATCH ? flush(e) : ML_OK;
+    ml_status status = text_read(e->path, add_text, e);
+    if (status == ML_OK && e->filled) hand_on_filled(e);
+    end_stage(e, status, e->read);
+    return NULL;
 }
+
+/* ---- Encoding --------------------------------------------------------------------------------
+ */
+
+static ml_status encode_one(encoding *e, batch *b, document *d, int thread) {
+    const char *text;
+    size_t bytes;
+    ml_ids *ids = &b->ids[thread];
+    ML_TRY(text_of(d->place, b->text.at + d->begin, d->end - d->begin, &e->held[thread], &text,
+                   &bytes));
+    if (!text) return ML_OK;
+    if (!e->options.tokenizer) return ml_words_add(e->words[thread], text, bytes);
+    d->from = ids, d->first = ids->count;
+    ML_TRY(ml_encoder_encode(e->encoders[thread], text, bytes, e->options.flags, ids));
+    d->count = ids->count - d->first;
+    ML_TRY(ml_ids_reserve(ids, ENCODE_SPARE));
+    ids->count += ENCODE_SPARE;
+    return ML_OK;
+}
+
+typedef struct {
+    encoding *encoding;
+    batch *batch;
+} encode_work;
+
+static void encode_documents(void *context, int64_t begin, int64_t end, int thread) {
+    const encode_work *work = context;
+    for (int64_t i = begin; i < end; i++)
+        ML_CHECK(encode_one(work->encoding, work->batch, &work->batch->documents[i], thread));
+}
+
+static ml_status encode_batches(encoding *e) {
+    batch *b;
+    for (int64_t n = 0; (b = take(e, n, BATCH_READ)); n++) {
+        for (int i = 0; i < e->threads; i++) b->ids[i].count = 0;
+        /* More parts than threads: documents differ in length. */
+        ML_TRY(ml_pool_run(e->pool, b->count, b->count < PARTS ? b->count : PARTS, encode_documents,
+                           &(encode_work){e, b}));
+        hand_on(e, b, BATCH_ENCODED);
+    }
+    return ML_OK;
+}
+
+/* ---- What becomes of the ids -----------------------------------------------------------------
+ */
+
+static ml_status give_batch(encoding *e, batch *b) {
+    const encode_options *o = &e->options;
+    for (int64_t i = 0; i < b->count; i++) {
+        const document *d = &b->documents[i];
+        if (!d->from) continue;
+        ml_ids ids = {d->from->at + d->first, d->count, d->count + ENCODE_SPARE};
+        ML_TRY(o->sink(o->context, &ids, d->place.ends));
+    }
+    if (o->progress) o->progress(o->context, (int64_t)b->text.count);
+    return ML_OK;
+}
+
+static void *give_ids(void *context) {
+    encoding *e = context;
+    ml_status status = ML_OK;
+    batch *b;
+    for (int64_t n = 0; status == ML_OK && (b = take(e, n, BATCH_ENCODED)); n++) {
+        status = give_batch(e, b);
+        b->count = 0, b->text.count = 0;
+        hand_on(e, b, BATCH_FREE);
+    }
+    end_stage(e, status, -1);
+    return NULL;
+}
+
+ml_status encode_file(encoding *e, const char *path) {
+    pthread_t reading, giving;
+    e->path = path, e->read = 0, e->total = -1;
+    if (pthread_create(&reading, NULL, read_texts, e) != 0)
+        return ml_fail(ML_NO_MEMORY, "no thread to read %s", path);
+    bool gives = pthread_create(&giving, NULL, give_ids, e) == 0;
+    ml_status status = gives ? encode_batches(e) : ml_fail(ML_NO_MEMORY, "no thread for %s", path);
+    end_stage(e, status, -1);
+    pthread_join(reading, NULL);
+    if (gives) pthread_join(giving, NULL);
+    if (e->failed.status != ML_OK) *ml_error_last() = e->failed;
+    return e->failed.status;
+}
+
+/* ---- All files -------------------------------------------------------------------------------
+ */
 
 static ml_status begin(encoding *e) {
     e->threads = ml_cpu_count() < MOST_THREADS ? ml_cpu_count() : MOST_THREADS;
@@ -72,6 +205,8 @@ ml_status encode_open(const encode_options *options, encoding **out) {
     encoding *e = *out = ml_alloc(sizeof *e);
     if (!e) return ml_fail(ML_NO_MEMORY, "not enough host memory to make tokens of text");
     e->options = *options;
+    pthread_mutex_init(&e->mutex, NULL);
+    pthread_cond_init(&e->changed, NULL);
     ml_status status = begin(e);
     if (status != ML_OK) encode_close(e), *out = NULL;
     return status;
@@ -82,16 +217,14 @@ void encode_close(encoding *e) {
     for (int i = 0; i < e->threads; i++) {
         ml_encoder_close(e->encoders[i]);
         ml_words_close(e->words[i]);
+        ml_bytes_free(&e->held[i]);
+        for (int k = 0; k < BATCHES; k++) ml_ids_free(&e->batches[k].ids[i]);
     }
     ml_pool_free(e->pool);
-    for (int i = 0; i < BATCH; i++) ml_ids_free(&e->documents[i].ids);
-    ml_bytes_free(&e->text);
+    for (int k = 0; k < BATCHES; k++) ml_bytes_free(&e->batches[k].text);
+    pthread_mutex_destroy(&e->mutex);
+    pthread_cond_destroy(&e->changed);
     ml_free(e);
-}
-
-ml_status encode_file(encoding *e, const char *path) {
-    ML_TRY(text_read(path, add_text, e));
-    return flush(e);
 }
 
 ml_status encode_words(encoding *e, const ml_words **words) {

@@ -6,12 +6,15 @@
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/train.h"
 
+enum { ENCODE_SPARE = 2 };
+
 typedef struct {
     const ml_tokenizer *tokenizer; /* NULL: words are counted, and there is no sink */
     int flags;                     /* of ml_encoder_encode */
-    /* `ends`: the ids end their document (text.h). May append to ids. */
+    /* `ends`: the ids end their document (text.h). May append ENCODE_SPARE ids. Called by one
+     * thread at a time, in the file's order, and not by the caller's. */
     ml_status (*sink)(void *context, ml_ids *ids, bool ends);
-    void (*progress)(void *context, int64_t bytes); /* NULL or after a batch: its bytes of text */
+    void (*progress)(void *context, int64_t bytes); /* NULL, or likewise after bytes of the file */
     void *context;
 } encode_options;
 
