@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local OPTIONS = { "axis", "taps", "over", "causal", "padding", "stride", "dilation", "document", "dtype" }
+local OPTIONS = { "axis", "taps", "over", "causal", "padding", "stride", "dilation", "transposed", "document", "dtype" }
 local MOST = 2 ^ 31 -- of strides, dilations and paddings
 
 local function name_of(axis) return type(axis) == "userdata" and not core.is_tensor(axis) and axis.name or axis end
@@ -100,6 +100,28 @@ local function padded(x, axis, taps, option, stride, dilation, causal)
   return before, (room - 1) // stride + 1
 end
 
+-- Elements that are taken away before the first, and the steps of a transposed convolution.
+local function cropped(x, axis, taps, option, stride, dilation)
+  local size, reach = x:size(axis), dilation * (taps - 1)
+  local whole = (size - 1) * stride + reach + 1
+  local before, after = 0, 0
+  if option == "same" then
+    before = (reach + 1 - stride) // 2
+    after = whole - size * stride - before
+  elseif type(option) == "table" then
+    if #option ~= 2 then core.fail(("m.conv's padding along %q must be {before, after}"):format(axis)) end
+    before, after = integer("padding", option[1], 0), integer("padding", option[2], 0)
+  elseif option ~= "valid" then
+    before = integer("padding", option, 0)
+    after = before
+  end
+  local steps = whole - before - after
+  if steps < 1 then
+    core.fail_axis(x, axis, ("padding takes away all %d elements that a transposed convolution of %s=%d has"):format(whole, axis, size), 'padding = "same" leaves stride times as many as there were')
+  end
+  return before, steps
+end
+
 -- The convolution of which each tap counts where the element under it is of the step's document: a tap by itself at a time, added in f32.
 local function within_documents(x, w, window, over, document, dtype)
   local axis, taps, stride, dilation, before, steps = table.unpack(window)
@@ -136,9 +158,11 @@ end
 ---`padding`: "valid" (none, the default), "same" (as many steps as x has elements, divided by the stride and rounded up), a number at
 ---both ends, or {before, after}. `causal` pads before alone, so that no step sees later elements. padding, stride and dilation are one for
 ---all axes, or a table by axis: stride = {height = 2}. With `document` (m.documents(tokens)) no step sees another document's elements.
+---`transposed` is the other way round (PyTorch's ConvTranspose): each element of x adds w[k] times itself to the result's element at
+---stride * its place + dilation * k, and padding takes elements away; with "same" there are stride times as many as x has.
 ---@param x Tensor
 ---@param w Tensor the filter; its axes that x has not are the taps, unless `taps` names them, one for each of `axis` in their order
----@param options {axis: string|Axis|table, taps?: string|Axis|table, over?: string|Axis|table, causal?: boolean, padding?: string|integer|table, stride?: integer|table, dilation?: integer|table, document?: Tensor, dtype?: string}
+---@param options {axis: string|Axis|table, taps?: string|Axis|table, over?: string|Axis|table, causal?: boolean, padding?: string|integer|table, stride?: integer|table, dilation?: integer|table, transposed?: boolean, document?: Tensor, dtype?: string}
 ---@return Tensor
 function m.conv(x, w, options)
   m.check_tensor("conv", x, "which is convolved")
@@ -147,6 +171,8 @@ function m.conv(x, w, options)
   local o = options or {}
   if o.axis == nil then core.fail("m.conv needs its axis", { help = 'm.conv(x, w, {axis = "seq", causal = true})' }) end
   if o.causal ~= nil and type(o.causal) ~= "boolean" then core.fail("m.conv's causal must be true or false, got " .. m.shown(o.causal)) end
+  if o.transposed ~= nil and type(o.transposed) ~= "boolean" then core.fail("m.conv's transposed must be true or false, got " .. m.shown(o.transposed)) end
+  if o.transposed and (o.causal or o.document ~= nil) then core.fail("m.conv is transposed, or causal or of documents, not both") end
   if o.causal and o.padding ~= nil then core.fail("m.conv takes padding or causal, not both", { help = "causal = true pads before the first element, by what the window needs" }) end
   local axes, over = names("axis", o.axis), names("over", o.over ~= nil and o.over or {})
   if #axes < 1 or #axes > 3 then core.fail(("m.conv is along one to three axes, not %d"):format(#axes)) end
@@ -165,8 +191,13 @@ function m.conv(x, w, options)
     if type(padding[i]) == "string" and padding[i] ~= "same" and padding[i] ~= "valid" then
       core.fail(('m.conv\'s padding must be "same", "valid", a number or {before, after}, got %s'):format(m.shown(padding[i])))
     end
-    local before, steps = padded(x, axis, w:size(taps[i]), padding[i], s, d, o.causal)
-    windows[i] = { axis, taps[i], s, d, before, steps }
+    if o.transposed then
+      local before, steps = cropped(x, axis, w:size(taps[i]), padding[i], s, d)
+      windows[i] = { axis, taps[i], 1, -d, -before, steps, s }
+    else
+      local before, steps = padded(x, axis, w:size(taps[i]), padding[i], s, d, o.causal)
+      windows[i] = { axis, taps[i], s, d, before, steps }
+    end
   end
   if o.document == nil then return core.conv(x, w, windows, over, o.dtype) end
   m.check_tensor("conv", o.document, "the documents")

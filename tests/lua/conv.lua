@@ -161,6 +161,18 @@ packed = packed { x = numbers(18, 5), w = numbers(6, 6), document = { 0, 0, 0, 0
 check.all(packed.a, packed.c:table(), 1e-6, "documents apart")
 check.all(packed.b, packed.d:table(), 1e-6, "documents apart, with elements that follow")
 
+-- Transposed: the gradient of a convolution with the same window, of as many elements.
+local turned = m.compile(function(i)
+  local up = { axis = "seq", over = "out", taps = "width", stride = 3, dilation = 2, padding = 1, transposed = true }
+  local y = m.conv(i.x, i.w, up)
+  local down = m.conv(i.z, i.w, { axis = "seq", over = "inner", taps = "width", stride = 3, dilation = 2, padding = 1 })
+  local same = { axis = "seq", over = "out", taps = "width", stride = 2, padding = "same", transposed = true }
+  return { y = y, g = m.grad((down * i.x):sum(), { i.z })[1], same = m.conv(i.x, i.w, same) }
+end, { x = { m.axis("seq", 4), m.axis("out", 2) }, z = { m.axis("seq", 12), m.axis("inner", 3) }, w = { m.axis("inner", 3), m.axis("out", 2), m.axis("width", 3) } })
+local got_up = turned { x = numbers(8, 1), z = numbers(36, 2), w = numbers(18, 3) }
+check.all(got_up.y, got_up.g:table(), 1e-5, "transposed")
+check.equal(#got_up.same, 8 * 3, "twice as many elements")
+
 -- Errors.
 local a = core.input("a", { m.axis("batch", 2), m.axis("seq", 4), m.axis("embed", 3) })
 local b = core.input("b", { m.axis("embed", 3), m.axis("width", 6) })
@@ -183,4 +195,6 @@ check.raises("\"embed\" is 3 in the tensor, 4 in the filter", m.conv, a, core.in
 check.raises("more than 4096 taps", m.conv, a, core.input("e", { m.axis("embed", 3), m.axis("width", 5000) }), { axis = "seq", causal = true })
 check.raises("a step for each element", m.conv, a, b, { axis = "seq", causal = true, stride = 2, document = core.input("f", { m.axis("seq", 4) }, "i32") })
 check.raises("document must be i32", m.conv, a, b, { axis = "seq", causal = true, document = core.input("g", { m.axis("seq", 4) }) })
+check.raises("transposed, or causal", m.conv, a, b, { axis = "seq", causal = true, transposed = true })
+check.raises("padding takes away all 9 elements", m.conv, a, b, { axis = "seq", transposed = true, padding = 5 })
 check.done()

@@ -197,8 +197,9 @@ PROCESS_TEST(scripts_of_the_guide) {
         "awk '/^```lua/ { n++; on = 1; next } /^```/ { on = 0 }"
         " on { print > (\"guide\" n \".lua\") }' \"$ROOT/stdlib/README.md\"\n"
         "for f in guide*.lua; do \"$MLUA\" run --device cpu $f >out 2>&1 || { cat out; exit 1; };"
-        " echo ran $f; done; \"$MLUA\" run --device cpu -n 2 --mesh tp=2 guide6.lua");
-    for (int i = 1; i <= 6; i++)
+        " echo ran $f; done; \"$MLUA\" run --device cpu -n 2 --mesh tp=2 "
+        "$(grep -l 'm.layout {' guide*.lua)");
+    for (int i = 1; i <= 8; i++)
         process_expect(&r, ml_arena_format(room->arena, "ran guide%d.lua", i));
 }
 

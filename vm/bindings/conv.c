@@ -25,7 +25,9 @@ static int read_windows(lua_State *L, const ml_ref *operands, int64_t *args, int
             a[k] = vm_axis_of(L, -1, operands[k], "conv", "cannot convolve along").id;
             lua_pop(L, 1);
         }
-        a[2] = 1;
+        lua_rawgeti(L, -1, 7);
+        a[2] = lua_isnil(L, -1) ? 1 : vm_integer(L, -1, "a number of a window");
+        lua_pop(L, 1);
         for (int k = 0; k < 3; k++) a[3 + k] = field(L, 3 + k);
         steps[i] = field(L, 6);
         lua_pop(L, 1);
@@ -67,7 +69,8 @@ static void result_type(lua_State *L, const ml_graph *g, const ml_ref *operands,
     }
 }
 
-/* conv(x, w, {{axis, taps, stride, dilation, before, steps}, ...}, {summed axes}, dtype) */
+/* conv(x, w, {{axis, taps, stride, dilation, before, steps, up or nil}, ...}, {summed axes}, dtype)
+ */
 static int core_conv(lua_State *L) {
     ml_ref operands[2] = {vm_tensor(L, 1, "the tensor of conv"),
                           vm_tensor(L, 2, "the filter of conv")};
