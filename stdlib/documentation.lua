@@ -2,6 +2,17 @@
 local core = require "mlua.core"
 local documentation = { files = {} } ---@type string[][] the lines of each file
 
+---The lines directly above line `at` that begin so.
+---@param lines string[]
+---@param at integer
+---@param mark string
+---@return string[]
+function documentation.above(lines, at, mark)
+  local first = at
+  while first > 1 and lines[first - 1]:match "^%s*(.*)$":sub(1, #mark) == mark do first = first - 1 end
+  return table.move(lines, first, at - 1, 1, {})
+end
+
 local found = {}
 for _, text in ipairs(core.library_texts()) do
   local lines = {}
@@ -9,10 +20,8 @@ for _, text in ipairs(core.library_texts()) do
     lines[#lines + 1] = line
     local name = line:match "^function m%.([%w_.]+)%(" or line:match "^m%.([%w_.]+) = "
     if name then
-      local first = #lines
-      while first > 1 and lines[first - 1]:find "^ *%-%-%-" do first = first - 1 end
       local parameters = line:match "^function [^(]*%((.-)%)" or line:match "^[^ ]* = function%((.-)%)"
-      found[name] = found[name] or { comment = table.move(lines, first, #lines - 1, 1, {}), parameters = parameters, head = line }
+      found[name] = found[name] or { comment = documentation.above(lines, #lines, "---"), parameters = parameters, head = line }
     end
   end
   documentation.files[#documentation.files + 1] = lines
