@@ -172,6 +172,9 @@ typedef struct {
 } ml_function;
 /* Print it as C/CUDA statements in f32, with names that begin with `prefix`; the result's name. */
 const char *ml_emit_function(ml_text *out, const ml_function *f, ml_ref root, const char *prefix);
+/* The same of several, which share what they compute. */
+void ml_emit_functions(ml_text *out, const ml_function *f, const ml_ref *roots, int count,
+                       const char *prefix, const char **names);
 /* Past what repeats, renames, or picks a side by a bool that is known. */
 ml_ref ml_function_strip(const ml_function *f, ml_ref n);
 

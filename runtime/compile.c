@@ -67,9 +67,10 @@ static void loop_workspace(ml_schedule *s, ml_step *step, ml_loop *loop) {
 }
 
 static _Noreturn void refuse_loop(const ml_origin *origin) {
-    ml_fail(ML_INVALID, "m.scan at %s:%d has no form for GPUs yet: its loop runs on the CPU alone",
+    ml_fail(ML_INVALID, "m.scan at %s:%d has no form for GPUs yet: its step is not elementwise",
             origin->file ? origin->file : "?", origin->line);
-    ml_help("--device cpu; on GPUs, write short loops out, or use m.cumsum and attention");
+    ml_help("products and sums of what does not depend on the states can be taken before the scan; "
+            "--device cpu runs any step");
     ml_raise_last();
 }
 

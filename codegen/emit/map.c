@@ -148,7 +148,14 @@ static const char *function_value(function_printer *p, ml_ref n) {
     return name;
 }
 
-const char *ml_emit_function(ml_text *out, const ml_function *f, ml_ref root, const char *prefix) {
+void ml_emit_functions(ml_text *out, const ml_function *f, const ml_ref *roots, int count,
+                       const char *prefix, const char **names) {
     function_printer p = {.out = out, .f = f, .prefix = prefix, .known = {.arena = out->arena}};
-    return function_value(&p, root);
+    for (int i = 0; i < count; i++) names[i] = function_value(&p, roots[i]);
+}
+
+const char *ml_emit_function(ml_text *out, const ml_function *f, ml_ref root, const char *prefix) {
+    const char *name;
+    ml_emit_functions(out, f, &root, 1, prefix, &name);
+    return name;
 }

@@ -149,7 +149,7 @@ static void pin(lowering *l, ml_ref n) {
 static void pin_slices(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     ml_ref of = node->op == ML_OP_OUT ? ml_graph_source(l->g, n, 0) : n;
-    if (ml_graph_node(l->g, of)->op != ML_OP_RECURRENCE) return;
+    if (ml_graph_node(l->g, of)->op != ML_OP_RECURRENCE || lower_one_kernel(l, of)) return;
     pin(l, n);
     for (int i = 0; of == n && i < node->source_count; i++) pin(l, ml_graph_source(l->g, n, i));
 }

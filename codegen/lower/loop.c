@@ -80,7 +80,7 @@ static void describe_inputs(loop_lowering *x) {
     }
 }
 
-void lower_loop_step(lowering *l, ml_ref n) {
+void lower_recurrence_step(lowering *l, ml_ref n) {
     loop_lowering x = {.l = l, .n = n, .loop = ML_NEW(l->arena, ml_loop)};
     ml_recurrence_read(l->g, n, &x.r);
     x.reads = ml_graph_node(l->g, n)->source_count;
@@ -88,6 +88,11 @@ void lower_loop_step(lowering *l, ml_ref n) {
     for (; x.count < x.reads; x.count++)
         x.values[x.count] = views_value(l, ml_graph_source(l->g, n, x.count));
     find_outputs(&x);
+    if (lower_one_kernel(l, n)) {
+        ml_template_recurrence(l->s, lower_step(l, ML_STEP_KERNEL, n, x.values, x.reads,
+                                                x.values + x.reads, x.count - x.reads));
+        return;
+    }
     x.loop->length = x.r.length;
     x.loop->reverse = x.r.reverse;
     x.loop->inputs = ML_NEW_ARRAY(l->arena, ml_loop_input, x.reads + 1);
@@ -115,4 +120,9 @@ ml_graph *ml_loop_body(const ml_schedule *s, const ml_step *step, ml_roots *root
         *root = ml_permute(body, ml_map2(body, ML_OP_ADD, before, *root), &type);
     }
     return body;
+}
+
+bool lower_one_kernel(lowering *l, ml_ref n) {
+    int operands = ml_graph_node(l->g, n)->source_count + ml_op_outputs(l->g, n);
+    return operands <= ML_MAX_OPERANDS && !l->target->no_fuse && ml_recurrence_elementwise(l->g, n);
 }

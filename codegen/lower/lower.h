@@ -200,6 +200,7 @@ void ml_template_attention(ml_schedule *s, ml_step *step);
 /* Reads index, value (, what it is added to, laid out as the result); writes the result. */
 void ml_template_scatter_add(ml_schedule *s, ml_step *step);
 void ml_template_scan(ml_schedule *s, ml_step *step);  /* CUMSUM, SORT, TOP_K */
+void ml_template_recurrence(ml_schedule *s, ml_step *step); /* ml_recurrence_elementwise */
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);

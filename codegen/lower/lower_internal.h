@@ -270,7 +270,8 @@ void gemm_step(lowering *l, lower_group *group);
 /* kernel.c, opaque.c: groups to steps. */
 void lower_kernel_step(lowering *l, lower_group *group);
 void lower_opaque_step(lowering *l, lower_group *group);
-void lower_loop_step(lowering *l, ml_ref n); /* loop.c */
+void lower_recurrence_step(lowering *l, ml_ref n); /* loop.c */
+bool lower_one_kernel(lowering *l, ml_ref n); /* of a recurrence: whether one kernel serves */
 /* The node of output i; 0 where nothing uses it. */
 ml_ref views_output_node(lowering *l, ml_ref n, int i);
 

@@ -184,7 +184,7 @@ void lower_opaque_step(lowering *l, lower_group *group) {
     else if (ml_op_is_ragged(op))
         ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n));
     else if (op == ML_OP_RECURRENCE)
-        lower_loop_step(l, n);
+        lower_recurrence_step(l, n);
     else if (op == ML_OP_WHERE)
         reset_step(l, n);
     else

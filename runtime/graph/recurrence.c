@@ -375,3 +375,38 @@ ml_graph *ml_recurrence_body(const ml_graph *g, ml_ref n, const bool *wanted, ml
     ml_graph_free(e.body);
     ml_raise_last();
 }
+
+/* ---- Forms ---- */
+
+/* The same axes, in any order, or some of them. */
+static bool within(const ml_type *t, const ml_type *space, bool all) {
+    for (int i = 0; i < t->rank; i++) {
+        int at = ml_type_find(space, t->axis[i]);
+        if (at < 0 || space->size[at] != t->size[i]) return false;
+    }
+    return !all || t->rank == space->rank;
+}
+
+static bool is_elementwise(const ml_graph *g, ml_ref root, const ml_type *space) {
+    ml_refs body = {0};
+    graph_reach(g, root, ml_graph_arena((ml_graph *)g), &body);
+    for (uint32_t i = 0; i < body.count; i++) {
+        ml_op op = (ml_op)ml_graph_node(g, body.at[i])->op;
+        bool same = ml_op_is_function(op) || op == ML_OP_PARAM || op == ML_OP_CONST ||
+                    op == ML_OP_BROADCAST || op == ML_OP_PERMUTE;
+        if (!same || !within(ml_graph_type(g, body.at[i]), space, false)) return false;
+    }
+    return true;
+}
+
+bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n) {
+    ml_recurrence r;
+    ml_recurrence_read(g, n, &r);
+    const ml_type *space = ml_graph_type(g, ml_recurrence_root(g, n, 0));
+    for (int i = 0; i < ml_recurrence_roots(&r); i++) {
+        ml_ref root = ml_recurrence_root(g, n, i);
+        if (!within(ml_graph_type(g, root), space, true) || !is_elementwise(g, root, space))
+            return false;
+    }
+    return true;
+}

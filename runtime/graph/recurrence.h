@@ -40,6 +40,10 @@ static inline int ml_recurrence_history(const ml_recurrence *r) {
 /* The type of output i. */
 void ml_recurrence_type(const ml_graph *g, ml_ref n, int i, ml_type *out);
 
+/* Whether the step is elementwise: each element of the states is a recurrence of its own, and what
+ * it gives has their axes. */
+bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n);
+
 /* A node that stands for a value of one step while the step is made: different from all others.
  * ml_recurrence_new puts a PARAM of the node in its place. */
 ml_ref ml_recurrence_parameter(ml_graph *g, const ml_type *type);

@@ -2,8 +2,8 @@
  *
  * Its states are the cotangents of the states. Its step computes the step anew from the states
  * before it (the histories), and takes one product with the cotangents of what it gave. Gradients
- * of inputs are stacked, those of captured tensors summed. Where the latter are products of two
- * values of the step, as those of weights are, both are stacked and multiplied once, outside. */
+ * of inputs are stacked, those of captured tensors summed. Products in them, as of weights, are
+ * taken once, outside, of what is stacked. */
 #include <string.h>
 
 #include "runtime/graph/infer.h"
@@ -12,13 +12,14 @@
 typedef ML_VEC(ml_recurrence_pair) pair_list;
 typedef ML_VEC(ml_ref) ref_list;
 
-/* A term of the gradient of a captured tensor. */
+/* A term of the gradient of a source: a product to be taken outside, of results that are stacked;
+ * or one that is stacked or summed, and then summed over the axes that the source lacks. */
 typedef struct {
     int source;   /* of the node */
-    ml_ref dot;   /* a product to be taken outside; 0: a sum */
-    int left[2];  /* its operands: stacked results; -1: a tensor that is there already ... */
+    ml_ref dot;   /* 0: none */
+    int at[2];    /* of the stacked results; -1: a tensor that is there already ... */
     ml_ref is[2]; /* ... this one */
-    int summed;
+    bool summed;  /* at[0] counts summed results */
 } term;
 
 typedef struct {
@@ -125,7 +126,7 @@ static void next_add(reversal *v) {
     }
 }
 
-/* ---- Captured tensors ---- */
+/* ---- Terms: gradients of inputs and of captured tensors ---- */
 
 static bool differs_by_position(const reversal *v, ml_ref n) {
     ml_refs body = {0};
@@ -152,18 +153,70 @@ static int stack(reversal *v, ml_ref n, ml_ref *is) {
     return (int)v->stacked.count - 1;
 }
 
+static bool is_input(const reversal *v, int source) {
+    return source < v->r.inputs;
+}
+
+/* What a captured tensor's parameter stands for; 0 for other nodes. */
+static ml_ref captured_value(const reversal *v, ml_ref n) {
+    for (uint32_t i = 0; i < v->captured.count; i++)
+        if (v->captured.at[i].parameter == n) return v->captured.at[i].value;
+    return 0;
+}
+
 /* Whether all positions' products are better taken at once. */
-static bool taken_outside(const reversal *v, ml_ref n) {
+static bool taken_outside(const reversal *v, int source, ml_ref n) {
     enum { MOST = 8 }; /* times the memory of the gradient itself, a position */
     if (ml_graph_node(v->g, n)->op != ML_OP_DOT) return false;
     int64_t operands = 0;
     for (int i = 0; i < 2; i++) {
-        ml_ref source = ml_graph_source(v->g, n, i);
-        if (ml_graph_type(v->g, source)->rank == ML_MAX_AXES) return false;
-        if (!differs_by_position(v, source)) return false;
-        operands += ml_type_elements(ml_graph_type(v->g, source));
+        ml_ref operand = ml_graph_source(v->g, n, i);
+        const ml_type *type = ml_graph_type(v->g, operand);
+        if (is_input(v, source) && captured_value(v, operand)) continue;
+        if (type->rank == ML_MAX_AXES || !differs_by_position(v, operand)) return false;
+        operands += ml_type_elements(type);
     }
     return operands / MOST <= ml_type_elements(ml_graph_type(v->g, n));
+}
+
+/* What a sum over axes adds up, where the states have as many elements: it is summed outside, so
+ * that the step itself stays elementwise. */
+static ml_ref summand(const reversal *v, ml_ref n) {
+    if (ml_graph_node(v->g, n)->op != ML_OP_SUM) return n;
+    ml_ref from = ml_graph_source(v->g, n, 0);
+    int64_t elements = ml_type_elements(ml_graph_type(v->g, from));
+    for (uint32_t i = 0; i < v->states.count; i++)
+        if (elements <= ml_type_elements(ml_graph_type(v->g, v->states.at[i].parameter)))
+            return from;
+    return n;
+}
+
+static void term_add(reversal *v, int source, ml_ref gradient) {
+    term made = {.source = source};
+    if (taken_outside(v, source, gradient)) {
+        made.dot = gradient;
+        for (int i = 0; i < 2; i++) {
+            ml_ref operand = ml_graph_source(v->g, gradient, i);
+            made.is[i] = is_input(v, source) ? captured_value(v, operand) : 0;
+            made.at[i] = made.is[i] ? -1 : stack(v, operand, &made.is[i]);
+        }
+    } else if (is_input(v, source)) {
+        made.at[0] = stack(v, summand(v, gradient), &made.is[0]);
+    } else {
+        ml_ref from = summand(v, gradient);
+        ml_dtype dtype = ml_compute_dtype((ml_dtype)ml_graph_type(v->g, from)->dtype);
+        made.summed = true;
+        made.at[0] = (int)v->summed.count;
+        ref_add(v, &v->summed, ml_cast(v->g, from, dtype));
+    }
+    *ML_PUSH(v->arena, &v->terms) = made;
+}
+
+/* Whether a sum is better taken term by term, outside. */
+static bool splits(const reversal *v, int source, ml_ref sum) {
+    ml_ref a = ml_graph_source(v->g, sum, 0), b = ml_graph_source(v->g, sum, 1);
+    if (!ml_type_same_axes(ml_graph_type(v->g, a), ml_graph_type(v->g, b))) return false;
+    return !is_input(v, source) || (taken_outside(v, source, a) && taken_outside(v, source, b));
 }
 
 static void terms_add(reversal *v, int source, ml_ref gradient) {
@@ -173,39 +226,42 @@ static void terms_add(reversal *v, int source, ml_ref gradient) {
                   (node->op == ML_OP_CAST && is_float_type(ml_graph_type(v->g, a)));
     if (passes) {
         terms_add(v, source, a);
-        return;
-    }
-    if (node->op == ML_OP_ADD) {
+    } else if (node->op == ML_OP_ADD && splits(v, source, gradient)) {
         ml_ref b = ml_graph_source(v->g, gradient, 1);
-        if (ml_type_same_axes(ml_graph_type(v->g, a), ml_graph_type(v->g, b))) {
-            terms_add(v, source, a);
-            terms_add(v, source, b);
-            return;
-        }
-    }
-    term made = {.source = source};
-    if (taken_outside(v, gradient)) {
-        made.dot = gradient;
-        for (int i = 0; i < 2; i++)
-            made.left[i] = stack(v, ml_graph_source(v->g, gradient, i), &made.is[i]);
-    } else {
-        ml_dtype dtype = ml_compute_dtype((ml_dtype)ml_graph_type(v->g, gradient)->dtype);
-        made.summed = (int)v->summed.count;
-        ref_add(v, &v->summed, ml_cast(v->g, gradient, dtype));
-    }
-    *ML_PUSH(v->arena, &v->terms) = made;
+        terms_add(v, source, a);
+        terms_add(v, source, b);
+    } else
+        term_add(v, source, gradient);
 }
 
 static ml_ref dot_outside(const reversal *v, const term *t, ml_ref reversed) {
     ml_ref operands[2];
-    int64_t axes[ML_MAX_AXES];
+    int64_t axes[ML_MAX_AXES + 1];
     int count = ml_graph_node(v->g, t->dot)->arg_count;
     for (int i = 0; i < 2; i++)
-        operands[i] = t->left[i] < 0 ? t->is[i] : ml_out(v->g, reversed, t->left[i]);
-    for (int i = 0; i < count; i++) axes[i + 1] = ml_graph_args(v->g, t->dot)[i];
-    axes[0] = v->r.axis;
+        operands[i] = t->at[i] < 0 ? t->is[i] : ml_out(v->g, reversed, t->at[i]);
+    for (int i = 0; i < count; i++) axes[i] = ml_graph_args(v->g, t->dot)[i];
+    if (!is_input(v, t->source)) axes[count++] = v->r.axis;
     ml_type dtype = {.dtype = ml_graph_type(v->g, t->dot)->dtype};
-    return ml_graph_add(v->g, ML_OP_DOT, operands, 2, axes, count + 1, &dtype);
+    return ml_graph_add(v->g, ML_OP_DOT, operands, 2, axes, count, &dtype);
+}
+
+/* A term as a part of the gradient, of the source's type. */
+static ml_ref term_value(const reversal *v, const term *t, ml_ref reversed) {
+    ml_graph *g = v->g;
+    ml_recurrence back = {0};
+    if (reversed) ml_recurrence_read(g, reversed, &back);
+    ml_type type = *ml_graph_type(g, ml_graph_source(g, v->n, t->source));
+    ml_ref value = t->dot         ? dot_outside(v, t, reversed)
+                   : t->at[0] < 0 ? t->is[0]
+                                  : ml_out(g, reversed, t->at[0] + (t->summed ? back.stacked : 0));
+    ml_type from = *ml_graph_type(g, value);
+    ml_axis missing[ML_MAX_AXES];
+    int count = 0;
+    for (int i = 0; i < from.rank; i++)
+        if (ml_type_find(&type, from.axis[i]) < 0) missing[count++] = from.axis[i];
+    if (count) value = ml_reduce(g, ML_OP_SUM, value, missing, count);
+    return ml_cast(g, ml_permute(g, value, &type), (ml_dtype)type.dtype);
 }
 
 /* ---- All of it ---- */
@@ -228,34 +284,17 @@ static ml_ref reversed_new(const reversal *v) {
     return ml_recurrence_new(v->g, &step);
 }
 
-/* In the order of stacked: -1 where the input has none. */
-static int *inputs_stack(reversal *v) {
-    int *at = ML_NEW_ARRAY(v->arena, int, v->r.inputs + 1);
-    for (int i = 0; i < v->r.inputs; i++) {
-        ml_ref gradient = gradient_of(v, i);
-        at[i] = gradient && v->wants[i] ? (int)v->stacked.count : -1;
-        if (at[i] >= 0) ref_add(v, &v->stacked, gradient);
-    }
-    return at;
-}
-
-static void collect(const reversal *v, ml_ref reversed, const int *inputs, ml_ref *gradients) {
+static void collect(const reversal *v, ml_ref reversed, ml_ref *gradients) {
     ml_graph *g = v->g;
-    ml_recurrence back;
-    ml_recurrence_read(g, reversed, &back);
-    for (int i = 0; i < v->r.inputs; i++)
-        if (inputs[i] >= 0) gradients[i] = ml_out(g, reversed, inputs[i]);
+    ml_recurrence back = {0};
+    if (reversed) ml_recurrence_read(g, reversed, &back);
     int state = ml_recurrence_final(&back);
     for (int i = 0; i < v->r.states; i++)
         if (is_float_type(ml_graph_type(g, v->values[v->r.inputs + i])))
             gradients[v->r.inputs + i] = ml_out(g, reversed, state++);
     for (uint32_t i = 0; i < v->terms.count; i++) {
         const term *t = &v->terms.at[i];
-        ml_ref value = t->dot ? dot_outside(v, t, reversed)
-                              : ml_out(g, reversed, ml_recurrence_summed(&back) + t->summed);
-        ml_type type = *ml_graph_type(g, ml_graph_source(g, v->n, t->source));
-        value = ml_cast(g, ml_permute(g, value, &type), (ml_dtype)type.dtype);
-        ml_ref *sum = &gradients[t->source];
+        ml_ref value = term_value(v, t, reversed), *sum = &gradients[t->source];
         *sum = *sum ? ml_map2(g, ML_OP_ADD, *sum, value) : value;
     }
 }
@@ -272,11 +311,11 @@ void ml_recurrence_gradient(ml_graph *g, ml_ref n, const ml_ref *cotangents, con
         pullback(context, v.roots.at, v.given.at, (int)v.roots.count, v.wrt.at, (int)v.wrt.count,
                  v.gradients.at);
     next_add(&v);
-    int *inputs = inputs_stack(&v);
-    for (int i = v.r.inputs + v.r.states; i < v.r.inputs + v.r.states + v.r.captured; i++) {
-        ml_ref gradient = gradient_of(&v, i);
+    for (int i = 0; i < v.r.inputs + v.r.states + v.r.captured; i++) {
+        bool state = i >= v.r.inputs && i < v.r.inputs + v.r.states;
+        ml_ref gradient = state ? 0 : gradient_of(&v, i);
         if (gradient && wants[i]) terms_add(&v, i, gradient);
     }
-    if (v.states.count + v.stacked.count + v.summed.count == 0) return;
-    collect(&v, reversed_new(&v), inputs, gradients);
+    bool steps = v.states.count + v.stacked.count + v.summed.count > 0; /* or all is there */
+    collect(&v, steps ? reversed_new(&v) : 0, gradients);
 }

@@ -144,6 +144,8 @@ static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target)
         ml_template_scatter_add(s, step);
     else if (op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER)
         ml_template_ragged(s, step);
+    else if (op == ML_OP_RECURRENCE)
+        ml_template_recurrence(s, step);
     else
         ml_template_scan(s, step);
     take_chain(r, step->kernel);

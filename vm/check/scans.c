@@ -22,20 +22,21 @@ void scans_add(check_scans *scans, const ml_plan *part) {
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
         ml_recurrence r;
-        if (!step->loop) continue;
+        if (!step->node || ml_graph_node(part->graph, step->node)->op != ML_OP_RECURRENCE) continue;
         ml_recurrence_read(part->graph, step->node, &r);
         check_scan *scan = find(scans, ml_graph_origin(part->graph, step->node),
                                 ml_axis_name(part->graph, r.axis));
         int kernels = 0, products = 0;
-        const ml_schedule *body = step->loop->plan->schedule;
-        for (uint32_t k = 0; k < body->steps.count; k++) {
+        const ml_schedule *body = step->loop ? step->loop->plan->schedule : NULL;
+        for (uint32_t k = 0; body && k < body->steps.count; k++) {
             kernels += body->steps.at[k].kind == ML_STEP_KERNEL;
             products += body->steps.at[k].gemm != NULL;
         }
-        scans_add(scans, step->loop->plan);
+        if (body) scans_add(scans, step->loop->plan);
         if (!scan) continue;
         scan->count++;
         scan->length = r.length;
+        scan->loop = scan->loop || body;
         if (kernels > scan->kernels) scan->kernels = kernels;
         if (products > scan->products) scan->products = products;
     }
@@ -44,8 +45,12 @@ void scans_add(check_scans *scans, const ml_plan *part) {
 void scans_print(const check_scans *scans) {
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
-        printf("scan over %-5s loop over %lld positions, %d kernels and %d matrix products each",
-               scan->axis, (long long)scan->length, scan->kernels, scan->products);
+        printf("scan over %-5s ", scan->axis);
+        if (scan->loop)
+            printf("loop over %lld positions, %d kernels and %d matrix products each",
+                   (long long)scan->length, scan->kernels, scan->products);
+        else
+            printf("one kernel over %lld positions", (long long)scan->length);
         if (scan->count > 1) printf(", %d times", scan->count);
         if (scan->origin->file) printf("   %s:%d", scan->origin->file, scan->origin->line);
         printf("\n");
@@ -58,10 +63,10 @@ void scans_json(const check_scans *scans, json_t *object) {
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
         const char *file = scan->origin->file ? scan->origin->file : "";
-        json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis,
-                                              "positions", (json_int_t)scan->length, "form", "loop",
-                                              "count", scan->count, "file", file, "line",
-                                              scan->origin->line));
+        json_array_append_new(
+            list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis, "positions",
+                            (json_int_t)scan->length, "form", scan->loop ? "loop" : "one kernel",
+                            "count", scan->count, "file", file, "line", scan->origin->line));
     }
     json_object_set_new(object, "scans", list);
 }

@@ -12,7 +12,8 @@ typedef struct {
     const char *axis;
     int64_t length;
     int count;             /* scans of the line: of layers, forward and backward */
-    int kernels, products; /* at a position, of the one that has most */
+    bool loop;             /* a position at a time; else one kernel */
+    int kernels, products; /* of a loop: at a position, of the one that has most */
 } check_scan;
 typedef struct {
     check_scan list[CHECK_SCANS];

@@ -1,0 +1,19 @@
+-- args: check --device cpu SCRIPT </dev/null 2>&1 | grep "scan over"
+-- The forms of scans: a step by elements is one kernel, forward and backward; one with products a loop.
+local m = require "mlua"
+local A = m.axes { batch = 4, seq = 32, embed = 8 }
+local decay, w = m.param { A.embed, init = "ones", name = "decay" }, m.param { A.embed, m.axes { out = 8 }.out, name = "w" }
+local start = m.param { A.embed, name = "start" }
+local function states() return start:read():broadcast { A.batch, A.embed } end
+local function loss(x, gate)
+  local average = m.scan(function(s, t) local h = s * decay + t.x * t.gate; return h, h * h end,
+    { axis = "seq", state = states(), inputs = { x = x, gate = gate } })
+  local mixed = m.scan(function(s, t) local h = m.tanh(s:dot(w, "embed"):rename("out", "embed") + t); return h, h end,
+    { axis = "seq", state = states(), inputs = x })
+  return (average * mixed):sum()
+end
+m.compile(function(i)
+  local l = loss(i.x, i.gate)
+  local g = m.grad(l, { decay, w, start, i.x, i.gate })
+  return { loss = l, a = g[1], b = g[2], c = g[3], d = g[4], e = g[5] }
+end, { x = { A.batch, A.seq, A.embed }, gate = { A.batch, A.seq } })
