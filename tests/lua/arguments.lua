@@ -47,6 +47,24 @@ for name, fn in pairs(core.tensor_methods) do
   end
 end
 
+-- Every argument of a method in turn, beside right ones, as its signature lists them (of ops: ops.def).
+local documentation = require "mlua.documentation"
+local RIGHT = { ["Axis|string"] = "embed", Axis = A.ffn, integer = 2, Tensor = x, ["Axis[]"] = { A.embed }, string = "f32" }
+for name, fn in pairs(core.tensor_methods) do
+  local signature, kinds, right = core.documentation(fn), {}, {}
+  for i, parameter in ipairs(documentation.split((signature or ""):match "^(.-)%->" or "")) do
+    kinds[i] = parameter:match ": (.*)$" or ""
+    right[i] = RIGHT[kinds[i]]
+  end
+  for i = 1, #kinds do
+    for j, value in ipairs(VALUES) do
+      local list = table.move(right, 1, #kinds, 1, {})
+      list[i] = values[j]
+      try(("x:%s with %s as argument %d"):format(name, value, i), fn, x, table.unpack(list, 1, #kinds))
+    end
+  end
+end
+
 -- Every option with every value.
 local function options(label, names, call)
   for name in names:gmatch "%S+" do

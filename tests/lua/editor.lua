@@ -27,6 +27,12 @@ local function undocumented(name)
     if not known then return ("%s: no @param for %s"):format(name, parameter) end
   end
 end
+-- The prompt lists all of them.
+local listed = io.popen(("echo 'help(m)' | '%s' repl --device cpu"):format(binary)):read "a"
+for name, value in pairs(m) do
+  if type(value) == "function" then check.equal(listed:find("%f[%w_]" .. name .. "%f[^%w_]") ~= nil, true, "help(m) lists " .. name) end
+end
+
 local wrong = {}
 local function document(prefix, t)
   for name, value in pairs(t) do
