@@ -13,7 +13,8 @@
  *   on there is a product for each tap.
  * - Windows that lie side by side (patches) are a split of a: one product, nothing is copied.
  * - The gradient of a filter: for each tap a product of what lies under it and b over all steps, in
- *   one kernel where channels are not mixed; or one product with the columns of the forward pass.
+ *   one kernel where channels are not mixed; or one product with columns, gathered again: those of
+ *   the forward pass would have to be kept until then.
  *   Beyond MANY_TAPS one reduction over columns that are gathered where it reads them.
  * - Operands with zeros between their elements (the gradient of what a stride skips): each residue
  *   of the result's index has taps of its own; the parts are interleaved. */
@@ -26,7 +27,7 @@
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
 
-enum { COLUMNS_BYTES = 256 << 20, MANY_TAPS = 64 };
+enum { COLUMNS_BYTES = 1 << 30, MANY_TAPS = 64 };
 
 typedef struct {
     ml_graph *g;
@@ -40,6 +41,7 @@ typedef struct {
     int summed_count;
     ml_ref *part, *filter; /* lists with room for all taps */
     ml_arena *scratch;
+    uint8_t flags; /* of the node */
 } conv;
 
 static int64_t size_of(const ml_graph *g, ml_ref n, ml_axis axis) {
@@ -55,6 +57,7 @@ static void begin(conv *c, const ml_graph *from, ml_ref n) {
     const ml_type *b = ml_graph_type(c->g, c->b);
     c->windows = conv_read(from, n, c->window);
     c->type = *ml_graph_type(from, n);
+    c->flags = ml_graph_node(from, n)->flags & (uint8_t)~ML_NODE_GRADIENT;
     c->gives_taps = conv_gives_taps(from, n);
     c->all_taps = 1;
     for (int i = 0; i < c->windows; i++)
@@ -200,26 +203,27 @@ static tap_row taps_of_residue(const conv_window *w, int64_t taps, int64_t resid
     return r;
 }
 
-/* x with an axis of these taps beside a window's own: one gather, whose indices are computed where
- * it is read. */
+/* x with an axis of these taps outside of its innermost one, whose rows are copied as they are: one
+ * gather, whose indices are computed where it is read. They have the axes of the rows, so that its
+ * result is in this order. */
 static ml_ref gather_taps(ml_graph *g, ml_ref x, const conv_window *w, const tap_row *r,
                           int64_t count) {
-    ml_type index = {.dtype = ML_I32, .rank = 2}, type = *ml_graph_type(g, x);
-    index.axis[0] = w->axis, index.size[0] = count;
-    index.axis[1] = w->taps, index.size[1] = r->count;
+    ml_type type = *ml_graph_type(g, x), index;
+    type.size[ml_type_find(&type, w->axis)] = count;
+    int position = type.rank - 1;
+    for (int i = type.rank++; i > position; i--)
+        type.axis[i] = type.axis[i - 1], type.size[i] = type.size[i - 1];
+    type.axis[position] = w->taps, type.size[position] = r->count;
+    index = type;
+    index.dtype = ML_I32;
+    index.rank -= type.axis[type.rank - 1] != w->axis;
     ml_ref step =
         ml_map2(g, ML_OP_MUL, ml_iota(g, w->axis, count), ml_const_int(g, ML_I32, w->stride));
     ml_ref tap =
         ml_map2(g, ML_OP_MUL, ml_iota(g, w->taps, r->count), ml_const_int(g, ML_I32, r->advance));
     step = ml_map2(g, ML_OP_ADD, step, ml_const_int(g, ML_I32, r->begin));
     ml_ref at = ml_map2(g, ML_OP_ADD, ml_broadcast(g, step, &index), tap);
-    x = ml_gather(g, x, at, w->axis);
-    type.size[ml_type_find(&type, w->axis)] = count;
-    int position = type.rank - 1; /* outside of the innermost axis, whose rows are copied */
-    for (int i = type.rank++; i > position; i--)
-        type.axis[i] = type.axis[i - 1], type.size[i] = type.size[i - 1];
-    type.axis[position] = w->taps, type.size[position] = r->count;
-    return ml_permute(g, x, &type);
+    return ml_permute(g, ml_gather(g, x, at, w->axis), &type);
 }
 
 /* Whether what lies under `taps` taps at so many steps of each window is gathered. */
@@ -367,7 +371,9 @@ static ml_ref filter_gradient(const conv *c) {
     for (int i = 0; i < c->windows; i++) count[i] = size_of(c->g, c->b, c->window[i].axis);
     if (mixes(c) ? c->all_taps > 1 && has_columns(c, c->all_taps, count)
                  : c->all_taps > MANY_TAPS && has_columns(c, 1, count)) {
+        if (c->flags & ML_NODE_BACKWARD) ml_graph_set_flags(c->g, c->flags | ML_NODE_COPY);
         ml_ref x = columns(c, residue, count, NULL, NULL);
+        ml_graph_set_flags(c->g, c->flags);
         return ml_dot(c->g, x, c->b, axes, summed, c->type.dtype);
     }
     for (int i = 0; i < c->windows; i++) {
