@@ -106,8 +106,9 @@ static ml_status make_entry(const char *path, const ml_tokenizer *tokenizer, con
     int width = vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
     ML_TRY(ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer));
     encoding *e;
-    ml_status status = encode_open(&(encode_options){tokenizer, 0, add_ids, NULL, &m}, &e);
-    if (status == ML_OK) status = encode_file(e, path);
+    ml_status status =
+        encode_open(&(encode_options){.tokenizer = tokenizer, .sink = add_ids, .context = &m}, &e);
+    if (status == ML_OK) status = encode_files(e, 1, (char *const[]){(char *)path});
     if (status == ML_OK && m.tokens == 0) status = ml_fail(ML_IO, "%s holds no text", path);
     encode_close(e);
     if (status == ML_OK) return ml_writer_close(m.writer, true);

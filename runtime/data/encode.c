@@ -10,6 +10,7 @@
 
 enum { BATCHES = 4, BATCH = 1 << 15, PARTS = 256, MOST_THREADS = 256, THREAD_BYTES = 1 << 21 };
 typedef struct {
+    int file;
     text_place place;
     size_t begin, end;  /* of the batch's text */
     const ml_ids *from; /* NULL: there is no document */
@@ -32,21 +33,23 @@ struct encoding {
     ml_encoder *encoders[MOST_THREADS];
     ml_words *words[MOST_THREADS];
     ml_bytes held[MOST_THREADS]; /* a line's text */
-    const char *path;
+    char *const *paths;
+    int files, given; /* the file whose documents are given; -1: none yet */
     batch batches[BATCHES];
-    batch *filled; /* by reading, number `read` of this file; NULL: none is begun */
+    batch *filled; /* by reading, number `read`; NULL: none is begun */
     int64_t read;
+    int file;              /* that is read; all before are whole */
+    ml_error unread;       /* why reading stopped */
     pthread_mutex_t mutex; /* of the states, and: */
     pthread_cond_t changed;
-    int64_t total; /* batches of this file; -1: not known yet */
+    int64_t total; /* batches; -1: not known yet */
     ml_error failed;
 };
 
 /* ---- From stage to stage ---------------------------------------------------------------------
  */
 
-/* A file's batch of that number once it is in that state; NULL: there is none, or a stage failed.
- */
+/* The batch of that number once it is in that state; NULL: there is none, or a stage failed. */
 static batch *take(encoding *e, int64_t number, batch_state state) {
     batch *b = &e->batches[number % BATCHES];
     bool have = false;
@@ -63,6 +66,13 @@ static void hand_on(encoding *e, batch *b, batch_state state) {
     b->state = state;
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->mutex);
+}
+
+static bool has_failed(encoding *e) {
+    pthread_mutex_lock(&e->mutex);
+    bool failed = e->failed.status != ML_OK;
+    pthread_mutex_unlock(&e->mutex);
+    return failed;
 }
 
 /* A stage ends: with an error all do. */
@@ -88,7 +98,7 @@ static ml_status add_text(void *context, text_place place, const char *text, siz
     batch *b = e->filled ? e->filled : (e->filled = take(e, e->read, BATCH_FREE));
     if (!b) return ml_fail(ML_INTERRUPTED, "another stage failed");
     document *d = &b->documents[b->count++];
-    *d = (document){.place = place, .begin = b->text.count, .end = b->text.count + bytes};
+    *d = (document){e->file, place, b->text.count, b->text.count + bytes, NULL, 0, 0};
     ML_TRY(ml_bytes_reserve(&b->text, bytes + 1)); /* never NULL */
     ML_TRY(ml_bytes_add(&b->text, text, bytes));
     size_t most = (size_t)(e->threads < 8 ? 8 : e->threads) * THREAD_BYTES;
@@ -96,11 +106,21 @@ static ml_status add_text(void *context, text_place place, const char *text, siz
     return ML_OK;
 }
 
+/* Of a file that cannot be read to its end nothing more is handed on, of those before all. */
+static void drop_file(encoding *e) {
+    batch *b = e->filled;
+    e->unread = *ml_error_last();
+    while (b && b->count > 0 && b->documents[b->count - 1].file == e->file) b->count--;
+}
+
 static void *read_texts(void *context) {
     encoding *e = context;
-    ml_status status = text_read(e->path, add_text, e);
-    if (status == ML_OK && e->filled) hand_on_filled(e);
-    end_stage(e, status, e->read);
+    ml_status status = ML_OK;
+    for (e->file = 0; e->file < e->files; e->file++)
+        if ((status = text_read(e->paths[e->file], add_text, e)) != ML_OK) break;
+    if (status != ML_OK) drop_file(e);
+    if (e->filled) hand_on_filled(e);
+    end_stage(e, ML_OK, e->read);
     return NULL;
 }
 
@@ -149,16 +169,39 @@ static ml_status encode_batches(encoding *e) {
 /* ---- What becomes of the ids -----------------------------------------------------------------
  */
 
+/* The documents of files before that one are given. */
+static ml_status reach_file(encoding *e, int file) {
+    const encode_options *o = &e->options;
+    for (; e->given < file; e->given++) {
+        if (o->end && e->given >= 0) ML_TRY(o->end(o->context, e->given));
+        if (o->begin && e->given + 1 < e->files) ML_TRY(o->begin(o->context, e->given + 1));
+    }
+    return ML_OK;
+}
+
 static ml_status give_batch(encoding *e, batch *b) {
     const encode_options *o = &e->options;
+    int64_t bytes = 0;
     for (int64_t i = 0; i < b->count; i++) {
         const document *d = &b->documents[i];
-        if (!d->from) continue;
-        ml_ids ids = {d->from->at + d->first, d->count, d->count + ENCODE_SPARE};
-        ML_TRY(o->sink(o->context, &ids, d->place.ends));
+        ML_TRY(reach_file(e, d->file));
+        if (d->from) {
+            ml_ids ids = {d->from->at + d->first, d->count, d->count + ENCODE_SPARE};
+            ML_TRY(o->sink(o->context, &ids, d->place.ends));
+        }
+        bytes += (int64_t)(d->end - d->begin);
+        if (i + 1 < b->count && b->documents[i + 1].file == d->file) continue;
+        if (o->progress) o->progress(o->context, bytes);
+        bytes = 0;
     }
-    if (o->progress) o->progress(o->context, (int64_t)b->text.count);
     return ML_OK;
+}
+
+/* After the last batch: files without documents, and the end of the last one that is whole. */
+static ml_status give_rest(encoding *e) {
+    if (e->given >= e->file || e->file == 0) return ML_OK;
+    ML_TRY(reach_file(e, e->file - 1));
+    return e->options.end ? e->options.end(e->options.context, e->file - 1) : ML_OK;
 }
 
 static void *give_ids(void *context) {
@@ -170,22 +213,25 @@ static void *give_ids(void *context) {
         b->count = 0, b->text.count = 0;
         hand_on(e, b, BATCH_FREE);
     }
+    if (status == ML_OK && !has_failed(e)) status = give_rest(e);
     end_stage(e, status, -1);
     return NULL;
 }
 
-ml_status encode_file(encoding *e, const char *path) {
+ml_status encode_files(encoding *e, int count, char *const *paths) {
     pthread_t reading, giving;
-    e->path = path, e->read = 0, e->total = -1;
+    e->paths = paths, e->files = count, e->given = -1, e->read = 0, e->total = -1;
+    e->unread.status = ML_OK;
     if (pthread_create(&reading, NULL, read_texts, e) != 0)
-        return ml_fail(ML_NO_MEMORY, "no thread to read %s", path);
+        return ml_fail(ML_NO_MEMORY, "no thread to read text");
     bool gives = pthread_create(&giving, NULL, give_ids, e) == 0;
-    ml_status status = gives ? encode_batches(e) : ml_fail(ML_NO_MEMORY, "no thread for %s", path);
+    ml_status status = gives ? encode_batches(e) : ml_fail(ML_NO_MEMORY, "no thread to give ids");
     end_stage(e, status, -1);
     pthread_join(reading, NULL);
     if (gives) pthread_join(giving, NULL);
-    if (e->failed.status != ML_OK) *ml_error_last() = e->failed;
-    return e->failed.status;
+    const ml_error *error = e->failed.status != ML_OK ? &e->failed : &e->unread;
+    if (error->status != ML_OK) *ml_error_last() = *error;
+    return error->status;
 }
 
 /* ---- All files -------------------------------------------------------------------------------

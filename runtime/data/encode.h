@@ -8,20 +8,23 @@
 
 enum { ENCODE_SPARE = 2 };
 
+/* The calls are those of one thread at a time, which is not the caller's, in the files' order. */
 typedef struct {
     const ml_tokenizer *tokenizer; /* NULL: words are counted, and there is no sink */
     int flags;                     /* of ml_encoder_encode */
-    /* `ends`: the ids end their document (text.h). May append ENCODE_SPARE ids. Called by one
-     * thread at a time, in the file's order, and not by the caller's. */
+    /* `ends`: the ids end their document (text.h). May append ENCODE_SPARE ids. */
     ml_status (*sink)(void *context, ml_ids *ids, bool ends);
-    void (*progress)(void *context, int64_t bytes); /* NULL, or likewise after bytes of the file */
+    /* NULL, or around the documents of the file of that number; no end where reading it failed. */
+    ml_status (*begin)(void *context, int file), (*end)(void *context, int file);
+    void (*progress)(void *context, int64_t bytes); /* NULL, or after some bytes of a file's text */
     void *context;
 } encode_options;
 
 typedef struct encoding encoding;
 ml_status encode_open(const encode_options *options, encoding **e);
 void encode_close(encoding *e); /* NULL is allowed */
-ml_status encode_file(encoding *e, const char *path);
+/* All of them, those before one that cannot be read too. */
+ml_status encode_files(encoding *e, int count, char *const *paths);
 ml_status encode_words(encoding *e, const ml_words **words); /* of all files; last before closing */
 
 #endif

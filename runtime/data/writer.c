@@ -1,11 +1,14 @@
 #include "runtime/data/writer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/memory.h"
+#include "runtime/base/pool.h"
 
 enum { LLMC_HEADER = 1024 };
 
@@ -13,6 +16,7 @@ struct ml_writer {
     char *path, *part;
     FILE *file;
     ml_write_format format;
+    bool synced;
     int width;
     int64_t tokens;   /* written in all */
     int64_t begin;    /* the first one of the document */
@@ -60,6 +64,8 @@ static ml_status check_no_index(const char *path) {
 ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml_writer **result) {
     size_t length = strlen(path);
     ml_writer *w = *result = NULL;
+    const bool synced = format != ML_WRITE_PART;
+    if (!synced) format = ML_WRITE_MEGATRON;
     if (length < 5 || strcmp(path + length - 4, ".bin") != 0)
         return ml_fail(ML_INVALID, "%s does not end in .bin, as files of tokens do", path);
     if (width != 2 && width != 4 && !(width == 1 && format == ML_WRITE_MEGATRON))
@@ -73,7 +79,7 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
     }
     strcpy(w->path, path);
     snprintf(w->part, length + 8, "%s.part", path);
-    w->format = format, w->width = width;
+    w->format = format, w->width = width, w->synced = synced;
     w->file = fopen(w->part, "wbe");
     ml_status status = w->file ? ML_OK : failed("write", w->part);
     if (status == ML_OK && format == ML_WRITE_LLMC) status = write_header(w);
@@ -84,27 +90,42 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
     return status;
 }
 
+static void narrow(unsigned char *to, const uint32_t *ids, int64_t count, int width) {
+    if (width == 1)
+        for (int64_t i = 0; i < count; i++) to[i] = (unsigned char)ids[i];
+    else if (width == 2)
+        for (int64_t i = 0; i < count; i++) put(to + 2 * i, ids[i], 2);
+    else
+        for (int64_t i = 0; i < count; i++) put(to + 4 * i, ids[i], 4);
+}
+
 ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
     enum { BLOCK = 4096 };
     unsigned char block[BLOCK * 4];
-    uint32_t most = w->width < 4 ? (1u << 8 * w->width) - 1 : INT32_MAX;
+    const uint32_t most = w->width < 4 ? (1u << 8 * w->width) - 1 : INT32_MAX;
     for (int64_t i = 0; i < count; i += BLOCK) {
         int64_t part = count - i < BLOCK ? count - i : BLOCK;
-        for (int64_t k = 0; k < part; k++) {
-            uint32_t id = ids[i + k];
-            if (id > most) {
-                ml_fail(ML_IO, "token %u does not fit the %d bytes of a token in %s", id, w->width,
-                        w->path);
+        uint32_t bits = 0;
+        for (int64_t k = 0; k < part; k++) bits |= ids[i + k];
+        for (int64_t k = 0; bits > most && k < part; k++)
+            if (ids[i + k] > most) {
+                ml_fail(ML_IO, "token %u does not fit the %d bytes of a token in %s", ids[i + k],
+                        w->width, w->path);
                 return ml_help("write 4 bytes a token");
             }
-            if (w->width == 1)
-                block[k] = (unsigned char)id;
-            else
-                put(block + k * w->width, id, w->width);
-        }
+        narrow(block, ids + i, part, w->width);
         ML_TRY(write_bytes(w->file, w->part, block, (size_t)(part * w->width)));
     }
     w->tokens += count;
+    return ML_OK;
+}
+
+static ml_status reserve_lengths(ml_writer *w, int64_t count) {
+    if (w->capacity - w->count >= count) return ML_OK;
+    int64_t more = 2 * w->capacity + count + 1024;
+    int32_t *grown = ml_realloc(w->lengths, (size_t)w->capacity * 4, (size_t)more * 4);
+    if (!grown) return ml_fail(ML_NO_MEMORY, "not enough host memory to write %s", w->path);
+    w->lengths = grown, w->capacity = more;
     return ML_OK;
 }
 
@@ -115,14 +136,96 @@ ml_status ml_writer_end_document(ml_writer *w) {
     if (length > INT32_MAX)
         return ml_fail(ML_IO, "a document of %lld tokens in %s: 2^31 - 1 are the most",
                        (long long)length, w->path);
-    if (w->count == w->capacity) {
-        int64_t more = w->capacity ? 2 * w->capacity : 1024;
-        int32_t *grown = ml_realloc(w->lengths, (size_t)w->capacity * 4, (size_t)more * 4);
-        if (!grown) return ml_fail(ML_NO_MEMORY, "not enough host memory to write %s", w->path);
-        w->lengths = grown, w->capacity = more;
-    }
+    ML_TRY(reserve_lengths(w, 1));
     w->lengths[w->count++] = (int32_t)length;
     return ML_OK;
+}
+
+/* ---- Files that are whole --------------------------------------------------------------------
+ */
+
+typedef struct {
+    ml_writer *writer;
+    char *const *parts;
+    int64_t *offsets; /* of each part in the file, and the end */
+} joining;
+
+static ml_status read_lengths(ml_writer *w, const char *part) {
+    char index[4096];
+    unsigned char head[34];
+    snprintf(index, sizeof index, "%.*s.idx", (int)strlen(part) - 4, part);
+    FILE *file = fopen(index, "rbe");
+    if (!file) return failed("open", index);
+    uint64_t count = 0;
+    bool read = fread(head, 1, sizeof head, file) == sizeof head;
+    for (int i = 0; i < 8; i++) count |= (uint64_t)head[18 + i] << 8 * i;
+    ml_status status =
+        read && count < INT64_MAX / 8 ? reserve_lengths(w, (int64_t)count) : failed("read", index);
+    if (status == ML_OK && fread(w->lengths + w->count, 4, count, file) != count)
+        status = failed("read", index);
+    if (status == ML_OK) w->count += (int64_t)count;
+    fclose(file);
+    return status;
+}
+
+static ml_status copy_part(const joining *j, int64_t i, int in, char *block, size_t room) {
+    int out = fileno(j->writer->file);
+    int64_t at = j->offsets[i], end = j->offsets[i + 1];
+    while (at < end) {
+        size_t most = (size_t)(end - at) < room ? (size_t)(end - at) : room;
+        ssize_t got = pread(in, block, most, at - j->offsets[i]);
+        if (got <= 0) return failed("read", j->parts[i]);
+        if (pwrite(out, block, (size_t)got, at) != got) return failed("write", j->writer->part);
+        at += got;
+    }
+    return ML_OK;
+}
+
+static void copy_parts(void *context, int64_t begin, int64_t end, int thread) {
+    enum { ROOM = 1 << 20 };
+    const joining *j = context;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        int in = open(j->parts[i], O_RDONLY | O_CLOEXEC);
+        char *block = in < 0 ? NULL : ml_alloc(ROOM);
+        ml_status status = in < 0   ? failed("open", j->parts[i])
+                           : !block ? ml_fail(ML_NO_MEMORY, "not enough host memory")
+                                    : copy_part(j, i, in, block, ROOM);
+        ml_free(block);
+        if (in >= 0) close(in);
+        ML_CHECK(status);
+    }
+}
+
+static ml_status take_part(ml_writer *w, const char *part) {
+    bool closed = fclose(w->file) == 0;
+    w->file = closed && rename(part, w->part) == 0 ? fopen(w->part, "r+be") : NULL;
+    return w->file ? ML_OK : failed("write", w->part);
+}
+
+static ml_status join(joining *j, int count) {
+    ml_writer *w = j->writer;
+    struct stat about;
+    for (int i = 0; i < count; i++) {
+        if (stat(j->parts[i], &about) != 0) return failed("open", j->parts[i]);
+        j->offsets[i + 1] = j->offsets[i] + about.st_size;
+        if (w->format == ML_WRITE_MEGATRON) ML_TRY(read_lengths(w, j->parts[i]));
+    }
+    w->begin = w->tokens = j->offsets[count] / w->width;
+    if (count == 1) return take_part(w, j->parts[0]);
+    ml_pool *pool = ml_pool_new(count < ml_cpu_count() ? count : ml_cpu_count());
+    if (!pool) return ml_fail(ML_NO_MEMORY, "not enough host memory to write %s", w->path);
+    ml_status status = ml_pool_run(pool, count, count, copy_parts, j);
+    ml_pool_free(pool);
+    return status;
+}
+
+ml_status ml_writer_join(ml_writer *w, int count, char *const *parts) {
+    joining j = {w, parts, ml_alloc(((size_t)count + 1) * sizeof *j.offsets)};
+    if (!j.offsets) return ml_fail(ML_NO_MEMORY, "not enough host memory to write %s", w->path);
+    ml_status status = join(&j, count);
+    ml_free(j.offsets);
+    return status;
 }
 
 /* ---- The index ------------------------------------------------------------------------------- */
@@ -149,15 +252,16 @@ static ml_status write_numbers(const ml_writer *w, FILE *file, const char *path)
     return ML_OK;
 }
 
-static ml_status finish(FILE *file, const char *path) {
-    return fflush(file) == 0 && fsync(fileno(file)) == 0 ? ML_OK : failed("write", path);
+static ml_status finish(const ml_writer *w, FILE *file, const char *path) {
+    bool written = fflush(file) == 0 && (!w->synced || fsync(fileno(file)) == 0);
+    return written ? ML_OK : failed("write", path);
 }
 
 static ml_status write_index(const ml_writer *w, const char *path) {
     FILE *file = fopen(path, "wbe");
     if (!file) return failed("write", path);
     ml_status status = write_numbers(w, file, path);
-    if (status == ML_OK) status = finish(file, path);
+    if (status == ML_OK) status = finish(w, file, path);
     if (fclose(file) != 0 && status == ML_OK) status = failed("write", path);
     return status;
 }
@@ -183,7 +287,7 @@ static ml_status complete(ml_writer *w) {
         if (fseek(w->file, 0, SEEK_SET) != 0) return failed("write", w->part);
         ML_TRY(write_header(w));
     }
-    ML_TRY(finish(w->file, w->part));
+    ML_TRY(finish(w, w->file, w->part));
     ml_status status = name_files(w, part, index);
     if (status != ML_OK && w->format == ML_WRITE_MEGATRON) unlink(part);
     return status;

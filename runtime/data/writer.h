@@ -12,13 +12,17 @@
 #include "runtime/base/status.h"
 
 typedef struct ml_writer ml_writer;
-typedef enum { ML_WRITE_PLAIN, ML_WRITE_LLMC, ML_WRITE_MEGATRON } ml_write_format;
+/* ML_WRITE_PART: Megatron's, but not waited for until it is on the disk. */
+typedef enum { ML_WRITE_PLAIN, ML_WRITE_LLMC, ML_WRITE_MEGATRON, ML_WRITE_PART } ml_write_format;
 
 /* `path` ends in .bin; `width` is the bytes of a token: 2 or 4 (Megatron: 1, 2 or 4). */
 ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml_writer **writer);
 /* Append tokens to the document. One that does not fit the width is an error. */
 ml_status ml_writer_add(ml_writer *writer, const uint32_t *ids, int64_t count);
 ml_status ml_writer_end_document(ml_writer *writer);
+/* Instead of adding: all of other files of Megatron's with that width (their .bin), in this order,
+ * by all cores. Of one file alone the .bin is taken, not copied. Not for llm.c's. */
+ml_status ml_writer_join(ml_writer *writer, int count, char *const *parts);
 /* Give the files their names, or, where not `keep`, remove what was written. Frees the writer. */
 ml_status ml_writer_close(ml_writer *writer, bool keep);
 

@@ -38,6 +38,30 @@ PROCESS_TEST(tokenize_resumes) {
     CHECK_TEXT(r.output, "[120]\n");
 }
 
+/* Files without documents, small ones together, and those before a line that is wrong. */
+PROCESS_TEST(tokenize_many_files) {
+    process_shell(room, 0,
+                  "for i in 1 2 3 4; do printf %%s $i >$i.txt; done; : >none.jsonl; : >none.txt");
+    process_write(room, "lines.jsonl",
+                  "{\"text\": \"a\\u00e9\\n\"}\n\n{\"x\": [1], \"text\": \"\\ud83d\\ude00\"}");
+    process_write(room, "wrong.jsonl", "{\"text\": \"b\"}\n{\"text\": \"b\\ud800\"}\n");
+    process_run(room, 0, "",
+                "tokenize bytes none.jsonl 1.txt 2.txt none.txt 3.txt lines.jsonl 4.txt none.jsonl "
+                "-o all.idx --quiet");
+    process_result r =
+        process_shell(room, 0,
+                      "od -An -tu2 all.bin | tr -s ' \n' ' '; od -An -j34 -N24 -tu4 all.idx | "
+                      "tr -s ' \n' ' '; ls -d all.*");
+    CHECK_TEXT(r.output, " 49 50 51 97 195 169 10 240 159 152 128 52  1 1 1 4 4 1 all.bin\n"
+                         "all.idx\n");
+    r = process_run(room, 1, "", "tokenize bytes 1.txt 2.txt wrong.jsonl 3.txt -o new.bin");
+    process_expect(&r, "wrong.jsonl, line 2, byte ");
+    r = process_run(room, 1, "", "tokenize bytes 1.txt 2.txt missing.txt 3.txt -o new.bin");
+    process_expect(&r, "missing.txt");
+    r = process_run(room, 0, "", "tokenize bytes 1.txt 2.txt 3.txt -o new.bin");
+    process_expect(&r, "1.txt: done before\n2.txt: done before\n3.txt: 0.0 MB, 1 tokens");
+}
+
 PROCESS_TEST(tokenize_trains) {
     process_write(room, "a.txt", "the cat and the dog and the bird\n");
     process_result r = process_run(room, 2, "", "tokenize --train 300 a.txt");
