@@ -318,10 +318,12 @@ static ml_ref next_state(ml_graph *g, const ml_recurrence_step *s, int i) {
 ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
     ml_recurrence_step s = *step;
     ml_arena *arena = ml_graph_arena(g);
-    making m = {.g = g, .step = &s, .places = {.arena = arena}, .floor = ml_graph_count(g)};
+    making m = {.g = g, .step = &s, .places = {.arena = arena}};
     ml_ref *next = ML_NEW_ARRAY(arena, ml_ref, s.state_count + 1);
     for (int i = 0; i < s.state_count; i++) next[i] = next_state(g, &s, i);
     s.next = next;
+    recurrence_hoist(g, &s);
+    m.floor = ml_graph_count(g);
     const ml_recurrence_pair *pairs[] = {s.inputs, s.states, s.captured};
     const int counts[] = {s.input_count, s.state_count, s.captured_count};
     for (int k = 0; k < 3; k++)
@@ -337,7 +339,7 @@ ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
                                            m.inputs, s.stacked_count, s.summed_count};
     memcpy(args, head, sizeof head);
     int at = RECURRENCE_HEAD;
-    for (int i = 0; i < s.state_count; i++) args[at++] = function_of(&m, next[i]);
+    for (int i = 0; i < s.state_count; i++) args[at++] = function_of(&m, s.next[i]);
     for (int i = 0; i < s.stacked_count; i++) args[at++] = function_of(&m, s.stacked[i]);
     for (int i = 0; i < s.summed_count; i++) args[at++] = function_of(&m, s.summed[i]);
     return ml_graph_add(g, ML_OP_RECURRENCE, m.sources.at, (int)m.sources.count, args,

@@ -72,6 +72,9 @@ typedef struct {
  * a captured tensor that has the axis. */
 ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step);
 
+/* Moves what the step computes of its inputs alone out of it (recurrence_hoist.c). */
+void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);
+
 /* The step as a graph of its own, whose outputs are the roots with `wanted` set (all where NULL),
  * and whose leaves are PARAM nodes. Shares tables with g. */
 ml_graph *ml_recurrence_body(const ml_graph *g, ml_ref n, const bool *wanted, ml_roots *roots);
