@@ -173,11 +173,25 @@ local got_up = turned { x = numbers(8, 1), z = numbers(36, 2), w = numbers(18, 3
 check.all(got_up.y, got_up.g:table(), 1e-5, "transposed")
 check.equal(#got_up.same, 8 * 3, "twice as many elements")
 
+-- A prefix, then single steps behind the last elements before them: as the whole at once.
+local steps = m.compile(function(i)
+  local whole = m.conv(i.x, i.w, { axis = "seq", causal = true })
+  local parts, held = { m.conv(i.x:slice("seq", 0, 4), i.w, { axis = "seq", causal = true }) }, i.x:slice("seq", 2, 4)
+  for t = 4, 6 do
+    held = m.concat({ held, i.x:slice("seq", t, t + 1) }, "seq")
+    parts[#parts + 1] = m.conv(held, i.w, { axis = "seq" })
+    held = held:slice("seq", 1, 3)
+  end
+  return { whole = whole, parts = m.concat(parts, "seq") }
+end, { x = { m.axis("seq", 7), m.axis("embed", 2) }, w = { m.axis("width", 3), m.axis("embed", 2) } }) { x = numbers(14, 7), w = numbers(6, 8) }
+check.all(steps.parts, steps.whole:table(), 1e-6, "step by step")
+
 -- Errors.
 local a = core.input("a", { m.axis("batch", 2), m.axis("seq", 4), m.axis("embed", 3) })
 local b = core.input("b", { m.axis("embed", 3), m.axis("width", 6) })
 local c = core.input("c", { m.axis("embed", 3), m.axis("out", 5), m.axis("width", 2) })
 check.raises("a window of 6 elements is longer than seq=4", m.conv, a, b, { axis = "seq" })
+check.raises("groups are an axis of the tensor", m.conv, a, b, { axis = "seq", groups = 3 })
 check.raises("m.conv needs its axis", m.conv, a, b)
 check.raises("has no option \"dilate\"", m.conv, a, b, { axis = "seq", dilate = 2 })
 check.raises("\"time\"", m.conv, a, b, { axis = "time" })

@@ -198,6 +198,7 @@ local takers = {
   m.train, m.adamw, m.sgd, m.cosine, m.wsd, m.param, m.rms_norm, m.layer_norm, m.moe,
   function(o) return m.attention(q, q, q, o) end, function(o) return m.gelu(logits, o) end,
   function(o) return m.cross_entropy(logits, tokens, o) end, function(o) return m.generate(model, o) end,
+  function(o) return m.conv(logits, logits, o) end,
   function(o) return m.compile(function(i) return i.x end, { x = {} }, o) end,
 }
 for _, row in ipairs(synonyms.options) do

@@ -242,6 +242,13 @@ BUILD(build_conv, conv(f, "b2 s4 d2", "k3 d2", "b2 s4 d2", 1, 1, 2))
 BUILD(build_conv_full, conv(f, "b2 s5 d2", "d2 h3 k2", "b2 s2 h3", 2, 2, 0))
 BUILD(build_conv_patches, conv(f, "s4 d2", "d2 h3 k2", "s2 h3", 2, 1, 0))
 BUILD(build_conv_two, conv(f, "s3 t4 d2", "l2 d2 k2", "t3 s4 d2", 1, 1, 1))
+static ml_ref build_conv_three(fixture *f) {
+    ml_type type = TYPE("s2 t2 u2 h2");
+    conv_window w[3] = {{AXIS("s"), AXIS("k"), 1, 1, 1, 0},
+                        {AXIS("t"), AXIS("l"), 1, 2, 1, 1},
+                        {AXIS("u"), AXIS("n"), 1, 1, 2, 1}};
+    return ml_conv(f->g, x_of(f, "s3 t3 u3 d2"), x_of(f, "k2 l2 n2 d2 h2"), w, 3, &type);
+}
 BUILD(build_conv_filter, conv(f, "b2 s5 d2", "b2 s3 d2", "d2 k2", 2, 1, 1))
 static ml_ref build_conv_up(fixture *f) {
     ml_type type = TYPE("b2 s5 h2");
@@ -346,6 +353,7 @@ static const op_case cases[] = {
     {ML_OP_CONV, "f64[b=2, s=2, h=3]", build_conv_full},
     {ML_OP_CONV, "f64[s=2, h=3]", build_conv_patches},
     {ML_OP_CONV, "f64[t=3, s=4, d=2]", build_conv_two},
+    {ML_OP_CONV, "f64[s=2, t=2, u=2, h=2]", build_conv_three},
     {ML_OP_CONV, "f64[d=2, k=2]", build_conv_filter},
     {ML_OP_CONV, "f64[b=2, s=5, h=2]", build_conv_up},
     {ML_OP_ATTENTION, "f64[b=2, seq=3, heads=2, dim=2]", build_attention},
