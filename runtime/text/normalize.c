@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "runtime/text/normalize.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +11,31 @@
 
 typedef const unsigned char *place;
 
+/* Hugging Face's library normalizes by Unicode 9: what came later with a class of combination or a
+ * decomposition is an ordinary character to it. */
+static const uint32_t later[][2] = {
+    {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
+    {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
+    {0x1ABF, 0x1ADD},   {0x1AE0, 0x1AEB},   {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},
+    {0xA7F1, 0xA7F4},   {0xA82C, 0xA82C},   {0xAB69, 0xAB69},   {0x105C9, 0x105C9},
+    {0x105E4, 0x105E4}, {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA},
+    {0x10D24, 0x10D27}, {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10EFA, 0x10EFB},
+    {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
+    {0x1133B, 0x1133B}, {0x11383, 0x11383}, {0x11385, 0x11385}, {0x1138E, 0x1138E},
+    {0x11391, 0x11391}, {0x113C5, 0x113C5}, {0x113C7, 0x113C8}, {0x113CE, 0x113D0},
+    {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938},
+    {0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34},
+    {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
+    {0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16121, 0x16128}, {0x1612F, 0x1612F},
+    {0x16D68, 0x16D6A}, {0x16FF0, 0x16FF1}, {0x1CCD6, 0x1CCF9}, {0x1E030, 0x1E06D},
+    {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
+    {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF}, {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6},
+    {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
+
 /* Bit f: a character that normal form f leaves as it is whatever stands beside it, and before which
  * a part that is normalized alone may end. */
 static unsigned char stable[TEXT_CLASSES];
+enum { LATER = 1 << 7 };
 static const utf8proc_option_t form_options[] = {
     [NORMAL_NFC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE,
     [NORMAL_NFD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
@@ -43,6 +66,8 @@ static void fill_stable(void) {
     for (uint32_t c = 0; c < TEXT_CLASSES; c++)
         for (int form = NORMAL_NFC; form <= NORMAL_NFKD; form++)
             if (is_stable(c, form)) stable[c] |= (unsigned char)(1 << form);
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        for (uint32_t c = later[i][0]; c <= later[i][1]; c++) stable[c] = UCHAR_MAX;
 }
 
 void normalize_prepare(const ml_tokenizer *t) {
@@ -66,7 +91,9 @@ static ml_status normal_form(int form, place at, place end, ml_bytes *to) {
         }
         if (is_stable_at(at, end, form, &length)) continue;
         int first;
-        place from = unicode_read(before, end, &first) < TEXT_NO_CHARACTER ? before : at;
+        uint32_t c = unicode_read(before, end, &first);
+        bool alone = c >= TEXT_NO_CHARACTER || (c < TEXT_CLASSES && stable[c] & LATER);
+        place from = alone ? at : before;
         place next = at;
         while (next < end && !is_stable_at(next, end, form, &length)) next += length;
         ML_TRY(ml_bytes_add(to, copied, (size_t)(from - copied)));

@@ -48,4 +48,23 @@ for n = 0, 59 do
 end
 check.equal(table.concat(short_last, " "), "0 1 2 5 6 7 8 9 10 11 12 13 14 15 40")
 os.remove(path)
+
+-- Normal forms are those of Unicode 9, as Hugging Face's: U+1DF6 and U+11930 are later, U+0301 and U+0334 are not.
+local vocab, next_free = {}, 256
+for byte = 0, 255 do
+  local plain = byte > 32 and byte < 127 or byte > 0xA0 and byte ~= 0xAD
+  vocab[utf8.char(plain and byte or next_free)], next_free = byte, plain and next_free or next_free + 1
+end
+path = os.tmpname()
+file = io.open(path, "wb")
+file:write(core.to_json { version = "1.0", added_tokens = setmetatable({}, { __list = true }), normalizer = { type = "NFC" },
+  pre_tokenizer = { type = "ByteLevel", add_prefix_space = false, use_regex = true }, decoder = { type = "ByteLevel" },
+  model = { type = "BPE", vocab = vocab, merges = setmetatable({}, { __list = true }) } })
+file:close()
+local composed = m.tokenizer(path)
+os.remove(path)
+for from, to in pairs {
+  ["a\u{301}\u{334}"] = "\u{E1}\u{334}", ["a\u{1DF6}\u{334}"] = "a\u{1DF6}\u{334}", ["a\u{1DF6}\u{301}\u{334}e\u{301}"] = "a\u{1DF6}\u{334}\u{301}\u{E9}",
+  ["\u{11935}\u{11930}"] = "\u{11935}\u{11930}",
+} do check.equal(composed:decode(composed:encode(from)), to) end
 check.done()
