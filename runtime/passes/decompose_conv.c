@@ -174,10 +174,9 @@ static ml_ref sum_of_products(const conv *c, int64_t parts, const ml_type *as) {
         ml_ref term = c->summed_count ? ml_dot(c->g, c->part[i], c->filter[i], c->summed,
                                                c->summed_count, as->dtype)
                                       : multiplied(c, c->part[i], c->filter[i], as);
-        term = ml_permute(c->g, term, as);
         sum = sum ? ml_map2(c->g, ML_OP_ADD, sum, term) : term;
     }
-    return sum;
+    return ml_permute(c->g, sum, as); /* products are added up in their own order */
 }
 
 /* ---- Columns --------------------------------------------------------------------------------- */
@@ -369,9 +368,10 @@ static ml_ref filter_gradient(const conv *c) {
     int summed = summed_axes(c, axes);
     ml_type under = *ml_graph_type(c->g, c->a), each = c->type;
     for (int i = 0; i < c->windows; i++) count[i] = size_of(c->g, c->b, c->window[i].axis);
-    if (mixes(c) ? c->all_taps > 1 && has_columns(c, c->all_taps, count)
-                 : c->all_taps > MANY_TAPS && has_columns(c, 1, count)) {
-        if (c->flags & ML_NODE_BACKWARD) ml_graph_set_flags(c->g, c->flags | ML_NODE_COPY);
+    bool stored = mixes(c); /* what lies under the taps, as operands of matrix products */
+    if (stored && c->flags & ML_NODE_BACKWARD) ml_graph_set_flags(c->g, c->flags | ML_NODE_COPY);
+    if (stored ? c->all_taps > 1 && has_columns(c, c->all_taps, count)
+               : c->all_taps > MANY_TAPS && has_columns(c, 1, count)) {
         ml_ref x = columns(c, residue, count, NULL, NULL);
         ml_graph_set_flags(c->g, c->flags);
         return ml_dot(c->g, x, c->b, axes, summed, c->type.dtype);
@@ -385,6 +385,7 @@ static ml_ref filter_gradient(const conv *c) {
         ml_ref x = under_tap(c, tap, residue, count);
         c->part[i] = x ? x : zeros(c, &under);
     }
+    ml_graph_set_flags(c->g, c->flags);
     for (int64_t i = 0; i < c->all_taps; i++) {
         ml_ref y = ml_dot(c->g, c->part[i], c->b, axes, summed, c->type.dtype);
         c->part[i] = ml_permute(c->g, y, &each);
