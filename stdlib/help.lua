@@ -3,6 +3,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local documentation = require "mlua.documentation"
+local prompt = require "mlua.prompt"
 
 local WIDTH = 96
 local PROMPT = [[
@@ -17,8 +18,8 @@ _                  the last value; [3] in errors and origins is the third input
 local x = 1        stays: locals of the prompt are globals
 m is the library, help(m) lists its functions. Tab completes, ^R searches the history, ^D ends.]]
 
--- Functions of the prompt, in C: print, fields, methods (sets of names), source, global (vm/repl/repl_help.c).
-local prompt
+-- Functions of the prompt, in C: print, source, global (vm/repl/repl_help.c).
+local functions
 
 local function write(format, ...) io.write(format:format(...)) end
 
@@ -85,7 +86,7 @@ local function write_function(value)
     return write_wrapped(text)
   end
   if write_library_text(value) then return end
-  local source, at, file = prompt.source(value)
+  local source, at, file = functions.source(value)
   if not source then return write "a function of Lua: see the manual of Lua 5.4\n" end
   local lines = {}
   for line in (source .. "\n"):gmatch "([^\n]*)\n" do lines[#lines + 1] = line end
@@ -108,7 +109,7 @@ local function write_members(title, t)
 end
 
 local function write_class(value, what)
-  prompt.print(value)
+  functions.print(value)
   write("%s\n", what)
   write_names("methods\n", prompt.methods(value))
 end
@@ -127,7 +128,7 @@ function help.describe(value)
   elseif type(value) == "userdata" then
     write_class(value, "help(x.name) describes a method")
   elseif type(value) ~= "table" then
-    prompt.print(value)
+    functions.print(value)
   elseif m.is_module(value) or m.is_class(value) then
     write("%s\n", tostring(value))
     local ok, forward = pcall(function() return value.forward end)
@@ -138,7 +139,7 @@ function help.describe(value)
   elseif rawequal(value, m) then
     write_members("mlua; help(m.gelu) describes one\n", value)
   else
-    prompt.print(value)
+    functions.print(value)
   end
 end
 
@@ -149,7 +150,7 @@ local function named(text)
     if rawget(t, name) ~= nil then return t[name] end
     for key in pairs(t) do list[#list + 1] = key end
   end
-  local value = prompt.global(text)
+  local value = functions.global(text)
   if value ~= nil then return value end
   local guess = core.suggest(name, list)
   core.fail(('there is no help on "%s"'):format(text), { help = guess and ("did you mean %s?"):format(guess) or "help(m) lists the functions" })
@@ -166,8 +167,8 @@ function help.explain(...)
 end
 
 ---What `help` is at the prompt: prints itself, or describes its arguments.
-function help.start(functions)
-  prompt = functions
+function help.start(given)
+  functions = given
   return setmetatable({}, { __call = function(_, ...) help.explain(...) end, __tostring = function() return PROMPT end })
 end
 

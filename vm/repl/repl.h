@@ -46,11 +46,8 @@ void repl_push_unknown(lua_State *L, const char *chunk, const char *text);
 /* Report all values of the stack; what there is without any. */
 void repl_run_command(lua_State *L, repl_command command);
 
-/* Replace the set at the top by its sorted list. */
-void repl_sort_names(lua_State *L);
-/* Add to a set what a value has. */
-void repl_add_methods(lua_State *L, int names, int value);
-void repl_add_fields(lua_State *L, int names, int value);
+/* Push a function of a module of stdlib/: "mlua.help", "mlua.prompt". */
+void repl_push_function(lua_State *L, const char *module, const char *name);
 /* Complete the name that ends the text: insert what is certain into the line; where several names
  * are possible print them and return true, so that the line is shown again. */
 bool repl_complete(lua_State *L, struct editline *edit, const char *text, size_t length);

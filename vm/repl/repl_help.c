@@ -3,11 +3,10 @@
 
 #include "vm/repl/repl.h"
 
-/* Push a function of stdlib/help.lua. */
-static void push_function(lua_State *L, const char *name) {
+void repl_push_function(lua_State *L, const char *module, const char *name) {
     luaL_checkstack(L, 24, "help");
     lua_getglobal(L, "require");
-    lua_pushliteral(L, "mlua.help");
+    lua_pushstring(L, module);
     lua_call(L, 1, 1);
     lua_getfield(L, -1, name);
     lua_remove(L, -2);
@@ -16,18 +15,6 @@ static void push_function(lua_State *L, const char *name) {
 static int print(lua_State *L) {
     repl_print(L, 1);
     return 0;
-}
-
-static int methods(lua_State *L) {
-    lua_newtable(L);
-    repl_add_methods(L, 2, 1);
-    return 1;
-}
-
-static int fields(lua_State *L) {
-    lua_newtable(L);
-    repl_add_fields(L, 2, 1);
-    return 1;
 }
 
 /* Of a function of Lua: the text of its file, its line, and the file's name where it is a script's.
@@ -51,22 +38,21 @@ static int global(lua_State *L) {
 
 void repl_print_help(lua_State *L, int index) {
     index = lua_absindex(L, index);
-    push_function(L, "describe");
+    repl_push_function(L, "mlua.help", "describe");
     lua_pushvalue(L, index);
     lua_call(L, 1, 0);
 }
 
 void repl_help(lua_State *L, int count) {
-    push_function(L, "explain");
+    repl_push_function(L, "mlua.help", "explain");
     lua_insert(L, 1);
     lua_call(L, count, 0);
 }
 
 void repl_push_help(lua_State *L) {
-    static const luaL_Reg functions[] = {{"print", print},   {"methods", methods},
-                                         {"fields", fields}, {"source", source},
-                                         {"global", global}, {NULL, NULL}};
-    push_function(L, "start");
+    static const luaL_Reg functions[] = {
+        {"print", print}, {"source", source}, {"global", global}, {NULL, NULL}};
+    repl_push_function(L, "mlua.help", "start");
     luaL_newlib(L, functions);
     lua_call(L, 1, 1);
 }
