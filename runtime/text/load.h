@@ -21,6 +21,11 @@ bool load_is_tiktoken(const char *text, size_t bytes);
 void load_model(ml_tokenizer *tokenizer, const char *text, size_t bytes);
 bool load_is_model(const char *text, size_t bytes);
 
+/* Bytes of base64's digits at *at, which moves behind them, written to `to` unless it is NULL. */
+size_t load_base64(const char **at, const char *end, char *to);
+/* SentencePiece's precompiled_charsmap. */
+void load_charsmap(ml_tokenizer *tokenizer, const char *at, size_t bytes);
+
 #define METASPACE "\xE2\x96\x81"
 /* Where no token has a metaspace behind another character, texts are split before metaspaces: no
  * token crosses these borders, and short pieces are quicker than long ones. */

@@ -144,15 +144,15 @@ static text_normal *add_normal(ml_tokenizer *t, text_normal_kind kind) {
 
 /* The compiled map: the bytes of a double array, it, and the texts that it leads to, each ended by
  * a 0. */
-static void load_charsmap(ml_tokenizer *t, bytes_left map) {
-    uint32_t bytes, size = (uint32_t)(map.end - map.at);
+void load_charsmap(ml_tokenizer *t, const char *at, size_t size) {
+    uint32_t bytes;
     if (size < 4) ml_raise(ML_INVALID, "its precompiled_charsmap is cut off");
-    memcpy(&bytes, map.at, 4);
+    memcpy(&bytes, at, 4);
     if (bytes > size - 4 || bytes % 4 || bytes < 4)
         ml_raise(ML_INVALID, "its precompiled_charsmap is cut off");
     t->charsmap_units = bytes / 4;
-    t->charsmap_trie = (const uint32_t *)ml_arena_copy(t->arena, map.at + 4, bytes);
-    t->charsmap_texts = text_copy(t->arena, (const char *)map.at + 4 + bytes, size - 4 - bytes);
+    t->charsmap_trie = (const uint32_t *)ml_arena_copy(t->arena, at + 4, bytes);
+    t->charsmap_texts = text_copy(t->arena, at + 4 + bytes, size - 4 - bytes);
     t->charsmap_texts.bytes++; /* the final 0 of the copy */
 }
 
@@ -167,7 +167,7 @@ static void load_normalizer(ml_tokenizer *t, bytes_left message) {
         if (f.number == 5) escape = f.value != 0;
     }
     if (charsmap.end > charsmap.at) {
-        load_charsmap(t, charsmap);
+        load_charsmap(t, (const char *)charsmap.at, (size_t)(charsmap.end - charsmap.at));
         add_normal(t, NORMAL_CHARSMAP);
     }
     if (extra) {

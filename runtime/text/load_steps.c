@@ -53,6 +53,16 @@ static text_normal *add_normal(ml_tokenizer *t, text_normal_kind kind) {
     return step;
 }
 
+static void load_precompiled(ml_tokenizer *t, const json_t *step) {
+    const char *text = load_text(step, "precompiled_charsmap", ""), *end = text + strlen(text);
+    if (t->charsmap_trie) refuse("normalizer", "a second Precompiled");
+    char *map = ml_arena_alloc(t->arena, strlen(text) + 1);
+    size_t bytes = load_base64(&text, end, map);
+    if (text[strspn(text, "=")]) ml_raise(ML_INVALID, "its precompiled_charsmap is no base64");
+    load_charsmap(t, map, bytes);
+    add_normal(t, NORMAL_PRECOMPILED);
+}
+
 static void load_normal(ml_tokenizer *t, const json_t *step, int depth) {
     static const struct {
         const char *type;
@@ -85,6 +95,8 @@ static void load_normal(ml_tokenizer *t, const json_t *step, int depth) {
         normal->to = string_of(t, load_text(step, "content", ""));
     } else if (is(type, "Prepend")) {
         add_normal(t, NORMAL_PREPEND)->to = string_of(t, load_text(step, "prepend", ""));
+    } else if (is(type, "Precompiled")) {
+        load_precompiled(t, step);
     } else if (is(type, "ByteLevel")) {
         add_split(t, SPLIT_BYTES, PIECE_ISOLATED); /* the last normalizer in the files known */
         t->byte_level = true;

@@ -36,25 +36,30 @@ static const struct {
      {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}},
 };
 
-static int base64(char c) {
+static int digit(char c) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const char *at = c ? strchr(digits, c) : NULL;
     return at ? (int)(at - digits) : -1;
 }
 
-/* One line; *at is moved behind it. False: it is no token with its rank. */
-static bool read_line(const char **at, const char *end, char *to, size_t *bytes, uint32_t *rank) {
+size_t load_base64(const char **at, const char *end, char *to) {
     unsigned bits = 0, held = 0;
-    const char *p = *at;
-    *bytes = 0;
-    for (; p < end && base64(*p) >= 0; p++) {
-        bits = bits << 6 | (unsigned)base64(*p);
+    size_t bytes = 0;
+    for (; *at < end && digit(**at) >= 0; ++*at) {
+        bits = bits << 6 | (unsigned)digit(**at);
         held += 6;
         if (held < 8) continue;
         held -= 8;
-        if (to) to[*bytes] = (char)(bits >> held);
-        ++*bytes;
+        if (to) to[bytes] = (char)(bits >> held);
+        bytes++;
     }
+    return bytes;
+}
+
+/* One line; *at is moved behind it. False: it is no token with its rank. */
+static bool read_line(const char **at, const char *end, char *to, size_t *bytes, uint32_t *rank) {
+    const char *p = *at;
+    *bytes = load_base64(&p, end, to);
     while (p < end && *p == '=') p++;
     if (p == *at || p == end || *p++ != ' ' || p == end || *p < '0' || *p > '9') return false;
     uint64_t value = 0;

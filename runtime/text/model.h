@@ -53,7 +53,8 @@ typedef enum {
     NORMAL_ACCENTS, /* marks left out */
     NORMAL_REPLACE,
     NORMAL_PREPEND,
-    NORMAL_CHARSMAP /* SentencePiece's table */
+    NORMAL_CHARSMAP,   /* SentencePiece's table */
+    NORMAL_PRECOMPILED /* the same table as Hugging Face's library applies it */
 } text_normal_kind;
 typedef struct {
     text_normal_kind kind;

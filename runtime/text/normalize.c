@@ -171,9 +171,10 @@ static ml_status replace(const text_normal *step, regex_matcher *matcher, const 
     return ML_OK;
 }
 
-/* The longest text of SentencePiece's map that `at` begins with (a Darts double array): its bytes,
- * and where its replacement is; 0: none. */
-static size_t find_mapped(const ml_tokenizer *t, place at, place end, size_t *to) {
+/* The longest text of SentencePiece's map that `at` begins with (a Darts double array), or the
+ * shortest: its bytes, and its replacement; 0: none. */
+static size_t find_mapped(const ml_tokenizer *t, place at, place end, bool shortest,
+                          const char **to) {
     size_t node = 0, found = 0;
     const uint32_t *unit = t->charsmap_trie;
 #define OFFSET(u) ((size_t)((u) >> 10) << (((u)&512) >> 6))
@@ -186,7 +187,8 @@ static size_t find_mapped(const ml_tokenizer *t, place at, place end, size_t *to
         if (node >= t->charsmap_units) break;
         if (here >> 8 & 1 && (unit[node] & 0x7FFFFFFF) < t->charsmap_texts.bytes) {
             found = (size_t)(p + 1 - at);
-            *to = unit[node] & 0x7FFFFFFF;
+            *to = t->charsmap_texts.at + (unit[node] & 0x7FFFFFFF);
+            if (shortest) break;
         }
     }
 #undef OFFSET
@@ -195,14 +197,39 @@ static size_t find_mapped(const ml_tokenizer *t, place at, place end, size_t *to
 
 static ml_status charsmap(const ml_tokenizer *t, place at, place end, ml_bytes *to) {
     for (int length; at < end; at += length) {
-        size_t text, found = find_mapped(t, at, end, &text);
+        const char *made;
+        size_t found = find_mapped(t, at, end, false, &made);
         if (found) {
-            const char *made = t->charsmap_texts.at + text;
             ML_TRY(ml_bytes_add(to, made, strlen(made)));
             length = (int)found;
         } else {
             unicode_read(at, end, &length);
             ML_TRY(ml_bytes_add(to, at, (size_t)length));
+        }
+    }
+    return ML_OK;
+}
+
+/* The same map as Hugging Face's library applies it: the shortest text that a grapheme of at most 5
+ * bytes begins with replaces the whole grapheme, or one that a character begins with it. */
+static ml_status precompiled(const ml_tokenizer *t, place at, place end, ml_bytes *to) {
+    const char *made;
+    for (place next; at < end;) {
+        int length;
+        utf8proc_int32_t state = 0, last = (utf8proc_int32_t)unicode_read(at, end, &length), c;
+        for (next = at + length; next < end; next += length, last = c) {
+            c = (utf8proc_int32_t)unicode_read(next, end, &length);
+            if (utf8proc_grapheme_break_stateful(last, c, &state)) break;
+        }
+        if (next - at <= 5 && find_mapped(t, at, next, true, &made)) {
+            ML_TRY(ml_bytes_add(to, made, strlen(made)));
+            at = next;
+        }
+        for (; at < next; at += length) {
+            unicode_read(at, end, &length);
+            bool found = find_mapped(t, at, at + length, true, &made);
+            ML_TRY(found ? ml_bytes_add(to, made, strlen(made))
+                         : ml_bytes_add(to, at, (size_t)length));
         }
     }
     return ML_OK;
@@ -224,6 +251,7 @@ static ml_status apply(const ml_tokenizer *t, const text_normal *step, regex_mat
         if (from->count) ML_TRY(ml_bytes_add(to, step->to.at, step->to.bytes));
         return ml_bytes_add(to, at, from->count);
     case NORMAL_CHARSMAP: return charsmap(t, at, end, to);
+    case NORMAL_PRECOMPILED: return precompiled(t, at, end, to);
     }
     return ml_bytes_add(to, at, from->count);
 }

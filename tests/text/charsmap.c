@@ -134,6 +134,63 @@ TEST(text, charsmap_rules) {
     }
 }
 
+static void write_base64(FILE *to, const unsigned char *at, size_t bytes) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < bytes; i += 3) {
+        unsigned bits = 0;
+        for (size_t k = i; k < i + 3; k++) bits = bits << 8 | (k < bytes ? at[k] : 0);
+        for (size_t k = 0; k < 4; k++)
+            fputc(i + k <= bytes ? digits[bits >> (18 - 6 * k) & 63] : '=', to);
+    }
+}
+
+/* The first `bytes` bytes of the map in a tokenizer.json. */
+static ml_status open_json(const charsmap *map, size_t bytes, const char *more, ml_tokenizer **t) {
+    static const char *const pieces[] = {"a", "b", "x", "y", "i", "f", "A", "\xC3\xAD", "\xCC\x81"};
+    unsigned char file_map[sizeof *map];
+    memcpy(file_map, map, 4 + sizeof map->trie);
+    memcpy(file_map + 4 + sizeof map->trie, map->texts, map->text_bytes);
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/mlua-charsmap-%d.json", (int)getpid());
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file != NULL);
+    fprintf(file, "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"");
+    write_base64(file, file_map, bytes);
+    fprintf(file, "%s\"},\"decoder\":{\"type\":\"Fuse\"},\"model\":{\"type\":\"Unigram\",", more);
+    fprintf(file, "\"unk_id\":0,\"vocab\":[[\"?\",0]");
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
+        fprintf(file, ",[\"%s\",-1]", pieces[i]);
+    fprintf(file, "]}}");
+    fclose(file);
+    ml_status status = ml_tokenizer_open(path, t);
+    unlink(path);
+    return status;
+}
+
+TEST(text, charsmap_of_hugging_face) {
+    charsmap map;
+    ml_tokenizer *t;
+    make_charsmap(&map);
+    REQUIRE(open_json(&map, size_of(&map), "", &t) == ML_OK);
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"\xEF\xAC\x81\xEF\xBC\xA1", "fiA"},
+        {"abb", "xbb"},               /* graphemes one by one: "ab" is none */
+        {"i\xCC\x81i", "\xC3\xADi"},  /* one of two characters */
+        {"a\xCC\x81i", "xi"},         /* of which the rule has the first: both are replaced */
+        {"a\xCC\x81\xCC\x81", "x"},   /* 5 bytes */
+        {"a\xCC\x81\xCC\x81\xCC\x81", /* more: its characters one by one */
+         "x\xCC\x81\xCC\x81\xCC\x81"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_text(t, cases[i][0], cases[i][1]);
+    ml_tokenizer_close(t);
+    CHECK_STATUS(open_json(&map, 1000, "", &t), ML_INVALID);
+    CHECK(strstr(ml_error_last()->text, "precompiled_charsmap is cut off") != NULL);
+    CHECK_STATUS(open_json(&map, size_of(&map), "!", &t), ML_INVALID);
+    CHECK(strstr(ml_error_last()->text, "precompiled_charsmap is no base64") != NULL);
+}
+
 /* ---- Damage -----------------------------------------------------------------------------------
  */
 
