@@ -18,7 +18,7 @@
 #include <lualib.h>
 
 #include "runtime/exec/program.h"
-#include "runtime/graph/input_range.h"
+#include "vm/bindings/input_range.h"
 
 #ifndef MLUA_VERSION
 #define MLUA_VERSION "0.1"
@@ -133,7 +133,7 @@ typedef struct ml_vm {
     ML_VEC(uint8_t) said;       /* by node: how the script gave its dtype (precision.h) */
     ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
     bool exact;                 /* products run in the dtype of their operands */
-    bool scanning;   /* the step of a scan is traced */
+    bool scanning;              /* the step of a scan is traced */
     bool traces;     /* assignments to states belong to a program, or infer types alone */
     bool laid_out;   /* the script has given a layout */
     bool polls_stop; /* the script asks core.stopped() by itself */

@@ -36,7 +36,7 @@ extern const char *const ml_work_names[ML_WORKS];
 #define ML_SCOPE_LOSS "loss"
 #define ML_SCOPE_OPTIMIZER "optimizer"
 
-/* What the device was measured to do; 0 where it was not (exec/bench.h measures). */
+/* What the device was measured to do; 0 where it was not (mlua doctor --bench measures). */
 typedef struct {
     double copy_bytes; /* a second, read + written */
     double gemm_flops; /* a second, of large products in the usual type */

@@ -8,11 +8,11 @@
 #include <string.h>
 
 #include "runtime/device/profile.h"
-#include "runtime/exec/bench.h"
 #include "runtime/graph/conv.h"
 #include "runtime/passes/passes.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"
+#include "vm/check/bench.h"
 
 /* Bytes. Kernels that move less than the first are mostly starting and ending, which takes some 4
  * us of any, a copy too: below the second, those are judged beside a copy of as many bytes. */

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/exec/bench.h"
+#include "vm/check/bench.h"
 
 enum { FIRST = 3, LAST = 5, WHOLE_STEPS = 2, MOST_RANKS = 64 /* in one trace */ };
 

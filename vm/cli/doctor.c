@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/exec/bench.h"
+#include "vm/check/bench.h"
 
 static void print_body(void *argument) {
     ml_text *text = argument;

@@ -1,4 +1,4 @@
-#include "runtime/graph/input_range.h"
+#include "vm/bindings/input_range.h"
 
 #include "runtime/graph/convert.h"
 

@@ -1,5 +1,5 @@
 /* Ceilings of a device, measured by programs like any other. */
-#include "runtime/exec/bench.h"
+#include "vm/check/bench.h"
 
 #include <string.h>
 
