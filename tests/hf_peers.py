@@ -112,6 +112,12 @@ def load(part, folder, dtype=None):
     return model.eval(), wrong, [line.replace(folder, "DIR") for line in said.lines]
 
 
+def load_beside(part, state, folder, dtype=None):
+    """The same, less what transformers says of the folder that it wrote itself."""
+    model, wrong, said = load(part, folder, dtype)
+    return model, [w for w in wrong if w not in state["wrong"]], [line for line in said if line not in state["said"]]
+
+
 def logits_of(model, ids):
     import torch
     with torch.no_grad():
@@ -249,8 +255,7 @@ def text(part, state):
 def compare_export(part, state, out):
     ours = tensors(out)
     other = differing(ours, tensors(state["made"]))
-    model, wrong, said = load(part, out)
-    said = [line for line in said if line not in state["said"]]
+    model, wrong, said = load_beside(part, state, out)
     state["again"] = distance(logits_of(model, state["ids"]), state["logits"])
     return not other and not wrong and not said, (f"{len(ours)} tensors equal to the bit, {len(said)} warnings" if not other and not wrong and not said
                                                   else f"tensors that differ {other[:4]}, wrong {wrong}, warnings {said}"[:600])
@@ -285,7 +290,7 @@ def checkpoint(part, state):
         return compare_export(part, state, out)
     ours, theirs = tensors(out), tensors(state["made"])
     other = [n for n in differing(ours, theirs) if "correction_bias" not in n]
-    model, wrong, said = load(part, out)
+    model, wrong, said = load_beside(part, state, out)
     return not other and not wrong, f"{len(ours)} tensors equal to the bit, the router's bias aside {other or ''} {wrong or ''}"
 
 
@@ -294,8 +299,7 @@ def bf16(part, state):
     out = os.path.join(part.folder, "bf16")
     mlua(part, "export", state["made"], out, "--hf", "--dtype", "bf16", "--device", "cpu")
     other = differing(tensors(out), tensors(state["made"]), lambda t: t.to(torch.bfloat16))
-    model, wrong, said = load(part, out, "auto")
-    said = [line for line in said if line not in state["said"]]
+    model, wrong, said = load_beside(part, state, out, "auto")
     kinds = {str(p.dtype) for p in model.parameters()}
     return not other and not wrong and not said and kinds == {"torch.bfloat16"}, f"{kinds} {other[:4] or ''} {wrong or ''} {said or ''}"
 
@@ -312,7 +316,7 @@ def adapter(part, state, modules, folder):
         for name, p in model.named_parameters():
             if "lora_" in name:
                 p.copy_(0.3 * torch.randn(p.shape, generator=g))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=False)
     part.log(open(os.path.join(folder, "adapter_config.json")).read() + "\n".join(said.lines))
     return model.eval()
 
@@ -333,8 +337,7 @@ def peft_merged(part, state):
     ours, theirs = tensors(out), tensors(merged)
     names = sorted(set(ours) ^ set(theirs))
     worst = max(float((ours[n] - theirs[n]).abs().max()) for n in set(ours) & set(theirs))
-    _, wrong, said = load(part, out)
-    said = [line for line in said if line not in state["said"]]
+    _, wrong, said = load_beside(part, state, out)
     return not names and worst <= 2e-6 and not wrong and not said, f"largest difference {worst:.1e} {names[:4] or ''} {wrong or ''} {said or ''}"
 
 
@@ -377,7 +380,7 @@ def family_parts(part):
         return
     part("fixture", fixture, part)
     state = {"made": os.path.join(part.folder, "made")}
-    state["model"], wrong, state["said"] = load(part, state["made"])
+    state["model"], state["wrong"], state["said"] = load(part, state["made"])
     g = torch.Generator().manual_seed(7)
     state["ids"] = torch.randint(0, 68, (2, 40), generator=g)  # longer than windows and original_max_position_embeddings
     state["logits"] = logits_of(state["model"], state["ids"])

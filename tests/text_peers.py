@@ -502,8 +502,11 @@ class Run:
         self.out, self.results, self.began, self.lock = ARGS.out, [], time.time(), threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(ARGS.cores)
         self.vocab = {}
-        for folder in ("corpus", "vocab", "ids", "log", "work"):
-            os.makedirs(os.path.join(self.out, folder), exist_ok=True)
+        memory = "/dev/shm"  # where waiting for a disk costs nothing
+        large = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 40 * ARGS.megabytes * 1_000_000
+        self.ids = os.path.join(memory, f"text-peers-{os.getpid()}") if large else os.path.join(self.out, "ids")
+        for folder in ("corpus", "vocab", "log", "work", self.ids):
+            os.makedirs(self.path(folder), exist_ok=True)
 
     def path(self, *names):
         return os.path.join(self.out, *names)
@@ -653,7 +656,7 @@ class Run:
     def threads(self, name):
         cores = sorted(os.sched_getaffinity(0))[:ARGS.cores]
         path, parts = self.vocab[name + ".json"], [self.shards[i::len(cores)] for i in range(len(cores))]
-        stem = self.path("ids", "threads")
+        stem = os.path.join(self.ids, "threads")
         one, _ = self.mlua("tokenize", path, *parts[0], "-o", stem + "-one.idx", "--quiet", cores={cores[0]})
         together, _ = self.mlua("tokenize", path, *self.shards, "-o", stem + ".idx", "--quiet")
         began = time.perf_counter()
@@ -687,7 +690,7 @@ class Run:
 
     def encode(self, label, path, shards):
         """mlua's ids of shards, and what else jobs must know of them."""
-        stem = self.path("ids", re.sub(r"\W+", "-", label))
+        stem = os.path.join(self.ids, re.sub(r"\W+", "-", label))
         for file in glob.glob(stem + ".*"):
             shutil.rmtree(file) if os.path.isdir(file) else os.unlink(file)
         seconds, _ = self.mlua("tokenize", path, *shards, "-o", stem + ".idx", "--quiet", limit=120)
@@ -845,7 +848,7 @@ class Run:
         verdicts = [r["verdict"] for r in self.results]
         print(f"text_peers: {verdicts.count('PASS')} passed, {verdicts.count('FAIL')} failed, {verdicts.count('SKIP')} skipped in {time.time() - self.began:.0f} s")
         if not ARGS.keep:
-            for folder in ("corpus", "ids", "work"):
+            for folder in ("corpus", self.ids, "work"):
                 shutil.rmtree(self.path(folder), ignore_errors=True)
         return 1 if "FAIL" in verdicts else 0
 
