@@ -267,7 +267,7 @@ function from.load(model)
   local adapter = core.options().adapter and require "mlua.peft".match(model, core.options().adapter)
   if core.options().mode == "check" then return end
   local began = core.time()
-  for _, load in ipairs(loads) do core.load_views(load[1], load[2]) end
+  core.load_views(loads, s.path)
   if adapter then adapter() end
   local options = core.options()
   if options.rank == 0 and not options.quiet and not options.task then

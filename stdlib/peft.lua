@@ -187,11 +187,12 @@ function peft.match(model, path)
       for i, f in ipairs(found) do names[i] = f.weight:name():gsub("%.", "%%.") end
       m.lora(model, { rank = file.rank, alpha = file.alpha, match = names })
     end
-    local adapters = lora.of(model).adapters
+    local adapters, loads = lora.of(model).adapters, {}
     for _, f in ipairs(found) do
-      core.load_views(adapters[f.weight].a, { f.views.a })
-      core.load_views(adapters[f.weight].b, { f.views.b })
+      loads[#loads + 1] = { adapters[f.weight].a, { f.views.a } }
+      loads[#loads + 1] = { adapters[f.weight].b, { f.views.b } }
     end
+    core.load_views(loads, path)
     if not own then m.merge_lora(model) end
   end
 end

@@ -143,7 +143,7 @@ load_row() {
         [ $how = warm ] || drop "$folder"
         all=$(seconds read_all "$folder")
         [ $how = warm ] || drop "$folder"
-        line=$(MLUA_DEBUG=1 "$@" 2>&1 >/dev/null </dev/null | grep -aE '^(loaded|weights of) ' | tail -n 1)
+        line=$(MLUA_DEBUG=1 "$@" 2>&1 >/dev/null </dev/null | grep -a '^loaded ' | tail -n 1)
         load=$(echo "$line" | sed -E 's/.* in ([0-9.]+) s.*/\1/')
         [ -n "$load" ] || { echo "$name: nothing was loaded: $*" >&2; return 1; }
         printf '{"case":"%s-%s","gib":%s,"read_1_s":%s,"read_n_s":%s,"load_s":%s,"of_read_1":%.2f,"of_read_n":%.2f,"detail":"%s"}\n' "$name" $how \

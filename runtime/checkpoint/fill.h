@@ -29,6 +29,7 @@ bool fill_next(int rank, const int64_t *n, int64_t *at);
 typedef struct {
     uint32_t state;
     int id, width;  /* of the caller; bytes of the state's elements */
+    ml_dtype dtype; /* of the caller */
     fill_box box;
     const ml_file *file; /* the tensor: its first byte, and bytes of its elements */
     int64_t at;
@@ -51,15 +52,15 @@ enum { FILL_PIECE = 4 << 20 }; /* bytes of a piece at most */
 
 typedef struct {
     int threads;
-    int64_t bytes, placed, buffers; /* read; in states; of all threads' buffers */
-    int64_t resident;               /* the process's peak before */
+    int64_t bytes, placed, buffers;    /* read; in states; of all threads' buffers */
+    int64_t resident;                  /* the process's peak before */
     double began, seconds[FILL_KINDS]; /* of all threads together */
 } fill_times;
 
 /* The states of the list have memory and no value from begin to end; what reads one meanwhile, or
  * after a failure, fails. What no item fills is 0. */
-ml_status fill_begin(ml_session *session, const uint32_t *states, int count,
-                     const fill_item *items, int item_count);
+ml_status fill_begin(ml_session *session, const uint32_t *states, int count, const fill_item *items,
+                     int item_count);
 ml_status fill_run(ml_session *session, const fill_item *items, int count, int64_t scratch,
                    fill_make *make, void *context, fill_times *times);
 void fill_end(ml_session *session, const uint32_t *states, int count);

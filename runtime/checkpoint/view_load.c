@@ -1,47 +1,30 @@
 #include "runtime/checkpoint/view_load.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "runtime/exec/session.h"
+#include "runtime/checkpoint/parts.h"
 #include "runtime/graph/convert.h"
 
-enum { SLAB = 1 << 20, BLOCK = 128 }; /* elements at a time; rows and columns of one scale */
+enum { SLAB = 1 << 18, BLOCK = 128 }; /* elements at a time; rows and columns of one scale */
+enum { WIDE = SLAB * 8, TARGET = SLAB * 12, SCRATCH = SLAB * 20 }; /* of a thread: raw, f32, cast */
 
-/* A box that is copied: by axis, the largest stride in the tensor first. */
+/* A box that is copied. */
 typedef struct {
     const ml_view *view;
-    int rank, dense; /* from axis `dense` on, the box fills at least half of what it spans */
-    int64_t n[ML_MAX_AXES], s[ML_MAX_AXES], d[ML_MAX_AXES]; /* extents; strides in both */
+    fill_box box;
+    int dense; /* from axis `dense` on, the box fills at least half of what it spans */
     ml_dtype dtype;
-    int64_t width;    /* of the target's elements, in bytes */
-    int64_t most;     /* elements of a slab: SLAB, or all of the tensor */
-    void *raw, *slab; /* as they are in the file; in the target's dtype */
+    int64_t width; /* of the target's elements, in bytes */
+    fill_thread *thread;
 } view_copy;
-
-static int64_t span(const view_copy *c, int k) {
-    int64_t elements = 1;
-    for (int i = k; i < c->rank; i++) elements += (c->n[i] - 1) * c->s[i];
-    return elements;
-}
-
-static void axis_add(view_copy *c, int64_t n, int64_t s, int64_t d) {
-    int at = c->rank++;
-    for (; at > 0 && c->s[at - 1] < s; at--) {
-        c->n[at] = c->n[at - 1];
-        c->s[at] = c->s[at - 1];
-        c->d[at] = c->d[at - 1];
-    }
-    c->n[at] = n;
-    c->s[at] = s;
-    c->d[at] = d;
-}
 
 static void dense_find(view_copy *c) {
     int64_t count = 1;
-    c->dense = c->rank > 0 ? c->rank - 1 : 0;
-    for (int k = c->rank - 1; k >= 0; k--) {
-        count *= c->n[k];
-        if (2 * count >= span(c, k)) c->dense = k;
+    c->dense = c->box.rank > 0 ? c->box.rank - 1 : 0;
+    for (int k = c->box.rank - 1; k >= 0; k--) {
+        count *= c->box.n[k];
+        if (2 * count >= fill_box_span(&c->box, k)) c->dense = k;
     }
 }
 
@@ -49,13 +32,14 @@ static void dense_find(view_copy *c) {
 #define TILE(T)                                                                                    \
     for (int64_t i = i0; i < i1; i++)                                                              \
         for (int64_t j = j0; j < j1; j++)                                                          \
-    ((T *)to)[i * c->d[a] + j * c->d[b]] = ((const T *)from)[i * c->s[a] + j * c->s[b]]
+    ((T *)to)[i * d[a] + j * d[b]] = ((const T *)from)[i * s[a] + j * s[b]]
 
 /* Axes a and b, in tiles that a cache holds in both orders; a == b: one axis. */
 static void copy_plane(const view_copy *c, int a, int b, int64_t na, const char *from, char *to) {
     enum { SIDE = 32 };
-    const int64_t nb = a == b ? 1 : c->n[b];
-    if (a == b && c->s[a] == 1 && c->d[a] == 1) {
+    const int64_t *s = c->box.s, *d = c->box.d;
+    const int64_t nb = a == b ? 1 : c->box.n[b];
+    if (a == b && s[a] == 1 && d[a] == 1) {
         memcpy(to, from, (size_t)(na * c->width));
         return;
     }
@@ -74,33 +58,28 @@ static void copy_plane(const view_copy *c, int a, int b, int64_t na, const char 
 
 /* Axes k and on, of the first `rows` of axis k. */
 static void copy_memory(const view_copy *c, int k, int64_t rows, const char *from, char *to) {
-    if (k >= c->rank) {
+    if (k >= c->box.rank) {
         memcpy(to, from, (size_t)c->width);
         return;
     }
-    int a = c->rank - 1, b = a; /* innermost in the tensor, and in the target */
-    for (int i = k; i < c->rank; i++)
-        if (c->d[i] < c->d[b]) b = i;
-    int64_t n[ML_MAX_AXES], at[ML_MAX_AXES] = {0}, turns = 1;
-    for (int i = k; i < c->rank; i++) {
-        n[i] = i == k ? rows : c->n[i];
-        if (i != a && i != b) turns *= n[i];
+    int a = c->box.rank - 1, b = a; /* innermost in the tensor, and in the target */
+    for (int i = k; i < c->box.rank; i++)
+        if (c->box.d[i] < c->box.d[b]) b = i;
+    int64_t n[ML_MAX_AXES], turns[ML_MAX_AXES], at[ML_MAX_AXES] = {0};
+    for (int i = k; i < c->box.rank; i++) {
+        n[i] = i == k ? rows : c->box.n[i];
+        turns[i] = i == a || i == b ? 1 : n[i];
     }
     view_copy plane = *c;
-    plane.n[b] = n[b];
-    for (int64_t turn = 0; turn < turns; turn++) {
+    plane.box.n[b] = n[b];
+    do {
         int64_t source = 0, target = 0;
-        for (int i = k; i < c->rank; i++) {
-            source += at[i] * c->s[i];
-            target += at[i] * c->d[i];
+        for (int i = k; i < c->box.rank; i++) {
+            source += at[i] * c->box.s[i];
+            target += at[i] * c->box.d[i];
         }
         copy_plane(&plane, a, b, n[a], from + source * c->width, to + target * c->width);
-        for (int i = c->rank - 1; i >= k; i--) {
-            if (i == a || i == b) continue;
-            if (++at[i] < n[i]) break;
-            at[i] = 0;
-        }
-    }
+    } while (fill_next(c->box.rank - k, turns + k, at + k));
 }
 
 /* ---- from the file ---- */
@@ -114,7 +93,8 @@ static float from_e4m3(int bits) {
 }
 
 /* Values of 8 bits by the scale of the block of 128 rows and columns that each lies in. */
-static ml_status scaled(const view_copy *c, int64_t first, int64_t count, float *to) {
+static ml_status scaled(const view_copy *c, const uint8_t *bits, int64_t first, int64_t count,
+                        float *to) {
     const ml_safetensor *t = c->view->tensor, *scale = c->view->scale;
     const int64_t columns = t->rank == 2 ? t->shape[1] : 1;
     const int64_t across = scale->rank == 2 ? scale->shape[1] : 1;
@@ -123,7 +103,6 @@ static ml_status scaled(const view_copy *c, int64_t first, int64_t count, float 
     float *scales = ml_alloc((size_t)scale->bytes + 1);
     if (scales == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading scales");
     ml_status status = ml_safetensors_read(c->view->scale_file, scale, scales);
-    const uint8_t *bits = c->raw;
     for (int64_t i = 0; i < count && status == ML_OK; i++) {
         const int64_t row = (first + i) / columns, column = (first + i) % columns;
         to[i] = table[bits[i]] * scales[row / BLOCK * across + column / BLOCK];
@@ -132,109 +111,94 @@ static ml_status scaled(const view_copy *c, int64_t first, int64_t count, float 
     return status;
 }
 
-/* Elements [first, first + count) of the tensor, in the target's dtype, into the slab. */
-static ml_status slab_read(view_copy *c, int64_t first, int64_t count) {
+/* Elements [first, first + count) of the tensor, in the target's dtype. */
+static ml_status slab_read(const view_copy *c, int64_t first, int64_t count, void *to) {
     const ml_safetensor *t = c->view->tensor;
-    const bool same = !t->half && !t->e4m3 && t->dtype == c->dtype;
+    const bool narrow = t->half || t->e4m3, same = !narrow && t->dtype == c->dtype;
     const int64_t width = ml_safetensor_width(t);
-    void *raw = same ? c->slab : c->raw;
+    void *raw = same ? to : c->thread->scratch;
     ml_status status =
         ml_file_read(&c->view->file->file, t->offset + first * width, raw, count * width);
+    fill_lap(c->thread, FILL_READ);
     if (status != ML_OK)
         return ml_fail(status, "tensor \"%s\": %s", t->name, ml_error_last()->text);
     if (same) return ML_OK;
-    if (!t->half && !t->e4m3) {
-        ml_convert(t->dtype, raw, c->dtype, c->slab, count);
+    if (!narrow) {
+        ml_convert(t->dtype, raw, c->dtype, to, count);
         return ML_OK;
     }
-    float *wide = c->dtype == ML_F32 ? c->slab : (float *)((char *)c->raw + c->most * 8);
-    if (t->e4m3) status = scaled(c, first, count, wide);
+    float *wide = c->dtype == ML_F32 ? to : (float *)(c->thread->scratch + WIDE);
+    if (t->e4m3) status = scaled(c, raw, first, count, wide);
     for (int64_t i = 0; t->half && i < count; i++) wide[i] = ml_from_f16(((uint16_t *)raw)[i]);
-    if (c->dtype != ML_F32 && status == ML_OK) ml_convert(ML_F32, wide, c->dtype, c->slab, count);
+    if (c->dtype != ML_F32 && status == ML_OK) ml_convert(ML_F32, wide, c->dtype, to, count);
     return status;
 }
 
-static ml_status copy_file(view_copy *c, int k, int64_t from, char *to) {
+/* As slab_read, to where the elements of axis k and on belong. */
+static ml_status slab_copy(const view_copy *c, int k, int64_t rows, int64_t first, int64_t count,
+                           char *to) {
+    const bool run =
+        k >= c->box.rank || (k == c->box.rank - 1 && c->box.s[k] == 1 && c->box.d[k] == 1);
+    char *slab = run ? to : c->thread->scratch + TARGET;
+    ML_TRY(slab_read(c, first, count, slab));
+    if (!run) copy_memory(c, k, rows, slab, to);
+    fill_lap(c->thread, FILL_CONVERT);
+    return ML_OK;
+}
+
+static ml_status copy_file(const view_copy *c, int k, int64_t from, char *to) {
     const bool dense = k >= c->dense;
     ml_status status = ML_OK;
-    if (k >= c->rank || (dense && span(c, k) <= c->most)) {
-        status = slab_read(c, from, span(c, k));
-        if (status == ML_OK) copy_memory(c, k, k < c->rank ? c->n[k] : 1, c->slab, to);
-        return status;
-    }
+    if (k >= c->box.rank || (dense && fill_box_span(&c->box, k) <= SLAB))
+        return slab_copy(c, k, k < c->box.rank ? c->box.n[k] : 1, from, fill_box_span(&c->box, k),
+                         to);
     /* as many rows of axis k at once as a slab holds */
-    int64_t inner = span(c, k + 1), rows = 1;
-    if (dense && inner <= c->most) rows = (c->most - inner) / c->s[k] + 1;
-    for (int64_t i = 0; i < c->n[k] && status == ML_OK; i += rows) {
-        const int64_t left = c->n[k] - i, now = rows < left ? rows : left;
-        char *at = to + i * c->d[k] * c->width;
-        if (!dense || inner > c->most) {
-            status = copy_file(c, k + 1, from + i * c->s[k], at);
+    int64_t inner = fill_box_span(&c->box, k + 1), rows = 1;
+    if (dense && inner <= SLAB) rows = (SLAB - inner) / c->box.s[k] + 1;
+    for (int64_t i = 0; i < c->box.n[k] && status == ML_OK; i += rows) {
+        const int64_t left = c->box.n[k] - i, now = rows < left ? rows : left;
+        char *at = to + i * c->box.d[k] * c->width;
+        if (!dense || inner > SLAB) {
+            status = copy_file(c, k + 1, from + i * c->box.s[k], at);
             continue;
         }
-        status = slab_read(c, from + i * c->s[k], (now - 1) * c->s[k] + inner);
-        if (status == ML_OK) copy_memory(c, k, now, c->slab, at);
+        status = slab_copy(c, k, now, from + i * c->box.s[k], (now - 1) * c->box.s[k] + inner, at);
     }
     return status;
 }
 
-/* ---- states ---- */
-typedef struct {
-    ml_type local;
-    int64_t first[ML_MAX_AXES], held[ML_MAX_AXES]; /* what this rank's part has of the whole */
-} state_part;
+/* ---- states ---------------------------------------------------------------------------------- */
 
-/* What the view has of the part, into it. */
-static ml_status part_fill(const ml_view *view, const state_part *p, void *part, char *buffers,
-                           int64_t most) {
-    const int rank = p->local.rank;
-    view_copy c = {.view = view, .dtype = (ml_dtype)p->local.dtype, .most = most};
-    c.width = ml_dtypes[c.dtype].bytes;
-    c.raw = buffers;
-    c.slab = buffers + most * 16;
-    int64_t source = view->offset, target = 0, step = 1;
-    for (int i = rank - 1; i >= 0; i--) {
-        int64_t begin = view->start[i], end = view->start[i] + view->count[i];
-        if (begin < p->first[i]) begin = p->first[i];
-        if (end > p->first[i] + p->held[i]) end = p->first[i] + p->held[i];
-        if (begin >= end) return ML_OK;
-        source += (begin - view->start[i]) * view->stride[i];
-        target += (begin - p->first[i]) * step;
-        if (end - begin > 1) axis_add(&c, end - begin, view->stride[i], step);
-        step *= p->local.size[i];
-    }
+static ml_status piece_fill(void *context, const fill_item *item, const fill_box *piece, char *to,
+                            fill_thread *thread) {
+    const ml_view *view = &((const ml_view *)context)[item->id];
+    view_copy c = {.view = view, .box = *piece, .width = item->width, .thread = thread};
+    c.dtype = item->dtype;
     dense_find(&c);
-    return copy_file(&c, 0, source, (char *)part + target * c.width);
+    return copy_file(&c, 0, piece->source, to);
 }
 
-typedef struct {
-    const ml_session *session;
-    const ml_type *global;
-    const ml_placements *places;
-    state_part *part;
-} range_call;
-
-static void range_body(void *context) {
-    const range_call *call = context;
-    ml_shard_range(call->session->ranks.layout, call->global, call->places,
-                   call->session->ranks.rank, call->part->first, call->part->held);
-}
-
-static ml_status part_of(ml_session *session, uint32_t state, state_part *part) {
-    const ml_type *global = &ml_graph_state(session->graph, state)->type;
-    ml_placements places;
-    ml_status status = session_place(session, state, &part->local, &places);
-    for (int i = 0; i < global->rank; i++) {
-        part->first[i] = 0;
-        part->held[i] = global->size[i];
+/* What the view has of this rank's part. */
+static fill_box view_box(const ml_view *view, const checkpoint_box *part) {
+    fill_box box = {.source = view->offset};
+    int64_t step = 1;
+    for (int i = part->rank - 1; i >= 0; i--) {
+        int64_t begin = view->start[i], end = view->start[i] + view->count[i];
+        if (begin < part->first[i]) begin = part->first[i];
+        if (end > part->first[i] + part->held[i]) end = part->first[i] + part->held[i];
+        if (begin >= end) return (fill_box){.rank = 1};
+        box.source += (begin - view->start[i]) * view->stride[i];
+        box.target += (begin - part->first[i]) * step;
+        fill_box_add(&box, end - begin, view->stride[i], step);
+        step *= part->local[i];
     }
-    if (status != ML_OK || session->ranks.layout == NULL) return status;
-    range_call call = {session, global, &places, part};
-    return ml_protect(range_body, &call);
+    if (checkpoint_box_bytes(part) == 0) return (fill_box){.rank = 1};
+    fill_box_join(&box);
+    return box;
 }
 
-static ml_status view_check(const ml_session *session, uint32_t state, const ml_view *view) {
-    const ml_type *type = &ml_graph_state(session->graph, state)->type;
+static ml_status view_check(const ml_session *session, const ml_view *view) {
+    const ml_type *type = &ml_graph_state(session->graph, view->state)->type;
     int64_t elements = 1, last = view->offset, more;
     for (int i = 0; i < view->tensor->rank; i++) elements *= view->tensor->shape[i];
     bool fits = view->offset >= 0 && ml_is_float((ml_dtype)type->dtype);
@@ -249,38 +213,72 @@ static ml_status view_check(const ml_session *session, uint32_t state, const ml_
                    view->tensor->name);
 }
 
-ml_status ml_session_load_views(ml_session *session, uint32_t state, const ml_view *views,
-                                int count) {
-    ml_status status = ML_OK;
-    for (int i = 0; i < count && status == ML_OK; i++)
-        status = view_check(session, state, &views[i]);
-    if (status == ML_OK) status = program_settle_others(session, NULL);
-    if (status == ML_OK) status = session_grow(session);
-    if (status == ML_OK) status = session_settle(session, state);
-    if (status != ML_OK || !session_holds(session, state)) return status;
-    status = session_allocate(session, state);
-    state_part part;
-    if (status == ML_OK) status = part_of(session, state, &part);
-    if (status != ML_OK) return status;
-    session_state *held = &session->states[state];
-    void *memory = ml_alloc((size_t)held->bytes + 1);
-    int64_t most = 1;
+static int by_place(const void *a, const void *b) {
+    const fill_item *x = a, *y = b;
+    const int64_t from = x->at + x->box.source * x->read_width;
+    const int64_t to = y->at + y->box.source * y->read_width;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (from > to) - (from < to);
+}
+
+static ml_status items_place(ml_session *session, const ml_view *views, int count,
+                             fill_item *items) {
+    checkpoint_box part;
     for (int i = 0; i < count; i++) {
-        int64_t elements = views[i].tensor->bytes / ml_safetensor_width(views[i].tensor);
-        if (elements > most) most = elements < SLAB ? elements : SLAB;
+        const ml_view *view = &views[i];
+        if (i == 0 || view->state != views[i - 1].state)
+            ML_TRY(checkpoint_box_of(session, view->state, false, &part));
+        items[i] = (fill_item){.state = view->state, .id = i, .width = part.width};
+        items[i].dtype = (ml_dtype)ml_graph_state(session->graph, view->state)->type.dtype;
+        items[i].file = &view->file->file;
+        items[i].at = view->tensor->offset;
+        items[i].read_width = (int)ml_safetensor_width(view->tensor);
+        items[i].box = view_box(view, &part);
     }
-    char *buffers = ml_alloc((size_t)most * 24);
-    if (memory == NULL || buffers == NULL)
-        status = ml_fail(ML_NO_MEMORY, "out of memory while loading a state");
-    for (int i = 0; i < count && status == ML_OK; i++)
-        status = part_fill(&views[i], &part, memory, buffers, most);
-    ml_device *device = session->device;
-    if (status == ML_OK && held->bytes > 0)
-        status = device->ops->upload(device, held->memory, memory, held->bytes);
-    ml_free(memory);
-    ml_free(buffers);
-    if (status == ML_OK) held->initialized = true;
-    held->set_at = ++session->clock;
+    qsort(items, (size_t)count, sizeof *items, by_place);
+    return ML_OK;
+}
+
+typedef struct {
+    ml_session *session;
+    const ml_view *views;
+    int count;
+    const char *from;
+    uint32_t *states;
+    int state_count;
+    fill_item *items;
+} load;
+
+static ml_status load_run(const load *l) {
+    fill_times times;
+    ml_status status = checkpoint_prepare(l->session, l->states, l->state_count);
+    if (status == ML_OK) status = items_place(l->session, l->views, l->count, l->items);
+    if (status == ML_OK)
+        status = fill_begin(l->session, l->states, l->state_count, l->items, l->count);
+    if (status == ML_OK)
+        status =
+            fill_run(l->session, l->items, l->count, SCRATCH, piece_fill, (void *)l->views, &times);
+    ML_TRY(checkpoint_together(l->session, status, "read its part of the weights"));
+    fill_end(l->session, l->states, l->state_count);
+    fill_report(l->session, l->from, &times);
+    return ML_OK;
+}
+
+ml_status ml_session_load_views(ml_session *session, const ml_view *views, int count,
+                                const char *from) {
+    load l = {session, views, count, from};
+    for (int i = 0; i < count; i++) ML_TRY(view_check(session, &views[i]));
+    l.states = ml_alloc(sizeof *l.states * (size_t)(count + 1));
+    l.items = ml_alloc(sizeof *l.items * (size_t)(count + 1));
+    for (int i = 0; i < count && l.states != NULL; i++)
+        if (i == 0 || views[i].state != views[i - 1].state)
+            l.states[l.state_count++] = views[i].state;
+    ml_status status = ML_OK;
+    if (l.states == NULL || l.items == NULL)
+        status = ml_fail(ML_NO_MEMORY, "out of memory while loading weights");
+    if (status == ML_OK) status = load_run(&l);
+    ml_free(l.states);
+    ml_free(l.items);
     return status;
 }
 
@@ -290,9 +288,10 @@ void ml_view_paste(const ml_view *view, int rank, const int64_t *size, int64_t w
     int64_t source = 0, step = 1;
     for (int i = rank - 1; i >= 0; i--) {
         source += view->start[i] * step;
-        if (view->count[i] > 1) axis_add(&c, view->count[i], step, view->stride[i]);
+        fill_box_add(&c.box, view->count[i], step, view->stride[i]);
         step *= size[i];
     }
-    copy_memory(&c, 0, c.rank > 0 ? c.n[0] : 1, (const char *)from + source * width,
+    fill_box_join(&c.box);
+    copy_memory(&c, 0, c.box.rank > 0 ? c.box.n[0] : 1, (const char *)from + source * width,
                 (char *)tensor + view->offset * width);
 }

@@ -3,8 +3,8 @@
  *
  * A view says where each element of the box lies in the tensor: at `offset` plus the sum of its
  * indices times `stride`, so that transposed, split and merged axes are numbers here. A rank reads
- * the byte ranges that its own part needs (and small gaps between them), a slab of a few MiB at a
- * time, and casts to the state's dtype: floats to floats. */
+ * the byte ranges that its own part needs (and small gaps between them), pieces of them on several
+ * threads (fill.h), and casts to the state's dtype: floats to floats. */
 #ifndef ML_VIEW_LOAD_H
 #define ML_VIEW_LOAD_H
 
@@ -12,6 +12,7 @@
 #include "runtime/io/safetensors.h"
 
 typedef struct {
+    uint32_t state;
     const ml_safetensors *file;
     const ml_safetensor *tensor;
     const ml_safetensors *scale_file; /* of an 8-bit tensor: the scales of its 128x128 blocks; */
@@ -21,10 +22,11 @@ typedef struct {
     int64_t start[ML_MAX_AXES], count[ML_MAX_AXES]; /* the box, by axis of the state */
 } ml_view;
 
-/* Set a state from views whose boxes fill it; on several ranks all at once. The views have been
- * checked against the shapes of tensors (ML_INVALID otherwise). */
-ml_status ml_session_load_views(ml_session *session, uint32_t state, const ml_view *views,
-                                int count);
+/* Set states from views whose boxes fill them, those of a state one behind the other; on several
+ * ranks all at once. ML_INVALID: a view does not fit the shape of its tensor. `from` is what
+ * messages call the source. */
+ml_status ml_session_load_views(ml_session *session, const ml_view *views, int count,
+                                const char *from);
 
 /* Elements of a tensor in host memory, one view of it from an array of whole extents `size`: the
  * other way around, for files that are written. Both of the same width in bytes. */

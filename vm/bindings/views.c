@@ -91,30 +91,55 @@ static void read_box(lua_State *L, int table, int rank, ml_view *view) {
     integers_field(L, table, "count", rank, view->count);
 }
 
-static int core_load_views(lua_State *L) {
-    ml_vm *vm = vm_of(L);
-    uint32_t id = vm_state(L, 1, "the state");
-    luaL_checktype(L, 2, LUA_TTABLE);
-    const int count = (int)vm_table_length(L, 2), rank = ml_graph_state(vm->graph, id)->type.rank;
-    ml_view *views = lua_newuserdatauv(L, sizeof *views * (size_t)(count + 1), 0);
-    memset(views, 0, sizeof *views * (size_t)(count + 1));
+/* The views of a state in the list at `list`; how many. */
+static int read_views(lua_State *L, int list, uint32_t state, ml_view *views) {
+    const int count = (int)vm_table_length(L, list);
     for (int i = 0; i < count; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        int table = lua_gettop(L);
+        lua_rawgeti(L, list, i + 1);
+        const int table = lua_gettop(L);
+        views[i].state = state;
         views[i].tensor = tensor_field(L, table, "file", "place", &views[i].file);
         if (vm_option(L, table, "scale_file")) {
             lua_pop(L, 1);
             views[i].scale =
                 tensor_field(L, table, "scale_file", "scale_place", &views[i].scale_file);
         }
-        read_box(L, table, rank, &views[i]);
+        read_box(L, table, ml_graph_state(vm_of(L)->graph, state)->type.rank, &views[i]);
         lua_settop(L, table - 1);
+    }
+    return count;
+}
+
+/* {{State, views}...}: all at once, so that threads have enough to read. */
+static int core_load_views(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    luaL_checktype(L, 1, LUA_TTABLE);
+    const char *from = luaL_optstring(L, 2, "weights");
+    const int loads = (int)vm_table_length(L, 1);
+    int count = 0, at = 0;
+    for (int i = 0; i < loads; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        luaL_checktype(L, -1, LUA_TTABLE);
+        lua_rawgeti(L, -1, 2);
+        luaL_checktype(L, -1, LUA_TTABLE);
+        count += (int)vm_table_length(L, -1);
+        lua_pop(L, 2);
+    }
+    ml_view *views = lua_newuserdatauv(L, sizeof *views * (size_t)(count + 1), 0);
+    memset(views, 0, sizeof *views * (size_t)(count + 1));
+    for (int i = 0; i < loads; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        lua_rawgeti(L, -1, 1);
+        const uint32_t id = vm_state(L, -1, "the state");
+        lua_rawgeti(L, -2, 2);
+        at += read_views(L, lua_gettop(L), id, views + at);
+        lua_pop(L, 3);
     }
     if (vm->dry.runs) return 0;
     vm_start_device(L);
     ml_comm *comm = vm->options->comm;
     if (comm) ml_comm_busy(comm, "reading weights from files");
-    ml_status status = ml_session_load_views(vm->session, id, views, count);
+    ml_status status = ml_session_load_views(vm->session, views, count, from);
     if (comm) ml_comm_done(comm);
     vm_check(L, status);
     return 0;
@@ -224,9 +249,10 @@ void vm_views_register(lua_State *L) {
         {"tensor_file", core_tensor_file, "path: string -> TensorFile",
          "a safetensors file whose tensors are read in place; :tensors() gives {name = {dtype, "
          "shape, place}}"},
-        {"load_views", core_load_views, "state: State, views: table[]",
-         "set a state from views {file, place, offset, stride, start, count} of tensors: each says "
-         "where the elements of a box of the state lie, in elements of the tensor"},
+        {"load_views", core_load_views, "loads: table[], from?: string",
+         "set states {{State, views}...} from views {file, place, offset, stride, start, count} of "
+         "tensors: each says where the elements of a box of the state lie, in elements of the "
+         "tensor; `from` is what messages call their source"},
         {"paste_view", core_paste_view, "tensor: Host, values: Host, view: table",
          "put a state's values where a view says that they lie in the tensor"},
         {"convert", core_convert, "values: Host, dtype: string -> Host",
