@@ -24,6 +24,10 @@ void ml_template_scan(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels of scans");
 }
+void ml_template_recurrence(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels of recurrences");
+}
 void ml_template_reset(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels that reset states");
