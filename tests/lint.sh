@@ -75,9 +75,10 @@ wrong=$(words | cut -d: -f1 | sed 's:/[^/]*$::' | sort | uniq -c | awk '{ all +=
 # one thing, which is said here: "files: reason".
 one_thing='
 runtime/graph/{graph,infer,reference,ragged,conv}: infer.h, ragged.h and conv.h are internal headers of graph.h and reference.h
-runtime/graph/{graph,types,axes,build,moves,extract,attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist}: constructors and types of ops are defined in terms of one another
+runtime/graph/{graph,types,axes,build,moves,extract,attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_chunks}: constructors and types of ops are defined in terms of one another
 runtime/graph/{reference,reference_recurrence}: the step of a recurrence is interpreted as a program is
 runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification is one fixed point over the rules of three files
+runtime/graph/{recurrence,recurrence_internal}: a header and its internal header
 runtime/shard/{shard,shard_internal}: a header and its internal header
 runtime/shard/{shard,shard_move,shard_local,shard_rules,shard_conv,shard_recurrence,shard_rules_attention,shard_local_attention,shard_context,shard_moe_dispatch}: the rules of ops call back for their operands
 runtime/data/{store,index}: index.c reads what lies beside the file of a store, whose fields it sets

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/graph/infer.h"
+#include "runtime/graph/recurrence_internal.h"
 
 static ml_recurrence unpack(const int64_t *args, int arg_count, int source_count) {
     ml_recurrence r = {.axis = (ml_axis)args[0],
@@ -411,4 +411,32 @@ bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n) {
             return false;
     }
     return true;
+}
+
+/* Results at all positions where no state is carried: by the same ops, over all of them. */
+static bool apply_stateless(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
+    recurrence_body b;
+    if (s->state_count || s->summed_count) return false;
+    recurrence_body_find(&b, g, s, s->stacked, s->stacked_count);
+    for (int i = 0; i < s->stacked_count; i++) {
+        uint32_t at = recurrence_place(&b, s->stacked[i]);
+        if (at != ML_INDEX_NONE && !b.vectorizes[at]) return false;
+    }
+    ml_origin origin = *g->tables->origins.at[g->origin];
+    for (int i = 0; i < s->stacked_count; i++) {
+        ml_type one = *ml_graph_type(g, s->stacked[i]), all;
+        with_axis(&one, s->axis, s->length, &all);
+        ml_ref full = recurrence_vectorized(&b, s->stacked[i]);
+        bool lacks = ml_graph_type(g, full)->rank < all.rank;
+        outputs[i] = lacks ? ml_broadcast(g, full, &all) : ml_permute(g, full, &all);
+    }
+    ml_graph_set_origin(g, &origin);
+    return true;
+}
+
+void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs) {
+    if (apply_stateless(g, step, outputs) || recurrence_chunks(g, step, outputs)) return;
+    ml_ref made = ml_recurrence_new(g, step);
+    int count = step->stacked_count + step->summed_count + step->state_count;
+    for (int i = 0; i < count; i++) outputs[i] = ml_out(g, made, i);
 }

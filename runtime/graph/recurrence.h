@@ -59,10 +59,10 @@ typedef struct {
     ml_axis axis;
     bool reverse;
     int64_t length;
-    const ml_recurrence_pair *inputs; /* those that the step does not read are left out */
-    const ml_recurrence_pair *states; /* their initial values */
-    const ml_ref *next;               /* of the states */
-    const char *const *names;         /* of the states, for messages; may be NULL */
+    const ml_recurrence_pair *inputs;   /* those that the step does not read are left out */
+    const ml_recurrence_pair *states;   /* their initial values */
+    const ml_ref *next;                 /* of the states */
+    const char *const *names;           /* of the states, for messages; may be NULL */
     const ml_recurrence_pair *captured; /* beside those that are found */
     const ml_ref *stacked, *summed;
     int input_count, state_count, captured_count, stacked_count, summed_count;
@@ -71,6 +71,9 @@ typedef struct {
  * computed once, outside. Raises ML_INVALID for a state whose next value has another type and for
  * a captured tensor that has the axis. */
 ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step);
+
+/* Its outputs but for the histories: by another form where one is known for such a step. */
+void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
 
 /* Moves what the step computes of its inputs alone out of it (recurrence_hoist.c). */
 void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);

@@ -179,8 +179,8 @@ static bool taken_outside(const reversal *v, int source, ml_ref n) {
     return operands / MOST <= ml_type_elements(ml_graph_type(v->g, n));
 }
 
-/* What a sum over axes adds up, where the states have as many elements: it is summed outside, so
- * that the step itself stays elementwise. */
+/* What a sum over axes adds up, where a state or result has as many elements: it is summed outside,
+ * so that the step itself stays elementwise. */
 static ml_ref summand(const reversal *v, ml_ref n) {
     if (ml_graph_node(v->g, n)->op != ML_OP_SUM) return n;
     ml_ref from = ml_graph_source(v->g, n, 0);
@@ -188,6 +188,8 @@ static ml_ref summand(const reversal *v, ml_ref n) {
     for (uint32_t i = 0; i < v->states.count; i++)
         if (elements <= ml_type_elements(ml_graph_type(v->g, v->states.at[i].parameter)))
             return from;
+    for (uint32_t i = 0; i < v->roots.count; i++)
+        if (elements <= ml_type_elements(ml_graph_type(v->g, v->roots.at[i]))) return from;
     return n;
 }
 

@@ -84,9 +84,45 @@ local function lstm(length, reverse, second)
 end
 lstm(4, false, not layout)
 lstm(3, true, false)
+
+-- Sums of outer products that decay: by products over chunks from 32 positions on, whatever their spelling; keys that heads share,
+-- decays of 0, a normaliser, reads before and after the update.
+local function memory(what, length, reverse, update)
+  local A = m.axes { seq = length, batch = 2, h = 4, k = 3, v = 2 }
+  local inputs = {
+    q = { A.batch, A.seq, A.h, A.k }, k = { A.seq, A.batch, A.k }, v = { A.batch, A.seq, A.h, A.v }, g = { A.batch, A.seq, A.h },
+    S0 = { A.batch, A.h, A.k, A.v }, n0 = { A.batch, A.h, A.k }, w = { A.h, A.v },
+  }
+  local function step(s, t)
+    t.g = m.where(m.gt(t.g, 0.6), 0, t.g)
+    return update(s, t, function(x) return x:broadcast { A.batch, A.h, A.k, A.v } end, function(x) return x:broadcast { A.batch, A.h, A.k } end)
+  end
+  compare(what, function(i)
+    return m.scan(step, { axis = "seq", reverse = reverse, state = { S = i.S0, n = i.n0 }, inputs = { q = i.q, k = i.k, v = i.v, g = i.g } })
+  end, function(i)
+    local s, ys = { S = i.S0, n = i.n0 }, {}
+    for k = 0, length - 1 do
+      local p, y = reverse and length - 1 - k or k, nil
+      s, y = step(s, { q = at(i.q, "seq", p), k = at(i.k, "seq", p), v = at(i.v, "seq", p), g = at(i.g, "seq", p) })
+      ys[p + 1] = y:broadcast { core.axis("seq", 1), A.batch, A.h, A.v }
+    end
+    return m.concat(ys, "seq"), s
+  end, inputs, function(y, last, i) return (y * y * i.w):sum() + m.sin(last.S):sum() + (last.n * last.n):sum() end, false)
+end
+memory("memory with a normaliser", 33, false, function(s, t, wide, keys)
+  local S, n = s.S * t.g + wide(t.k) * t.v, s.n * t.g + keys(t.k)
+  return { S = S, n = n }, S:dot(t.q, "k") / (1 + m.abs(n:dot(t.q, "k")))
+end)
+if not layout then
+  memory("memory, other spellings, reversed", 32, true, function(s, t, wide, keys)
+    local z = 1 - t.g
+    local S, n = s.S + (wide(t.v) * (0.5 * keys(t.k)) - s.S) * z, s.n - z * (s.n - keys(t.k))
+    return { S = S, n = n }, (s.S * t.g):dot(t.q * 2, "k") * s.n:dot(t.q, "k")
+  end)
+end
 if layout then return check.done() end
 lstm(1, false, false)
-lstm(20, true, true)
+lstm(20, true, false)
 
 do -- a scan in each step of another
   local A = m.axes { seq = 3, batch = 2, h = 3, inner = 4 }

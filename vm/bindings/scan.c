@@ -10,7 +10,7 @@ typedef struct {
     ml_origin origin;
     ml_recurrence_step step;
     ml_axis axis;
-    ml_ref value, result;
+    ml_ref value, result, *outputs;
 } scan_call;
 
 static void make_parameter(void *argument) {
@@ -67,18 +67,7 @@ static const char **read_names(lua_State *L) {
 static void make_node(void *argument) {
     scan_call *call = argument;
     ml_graph_set_origin(call->graph, &call->origin);
-    call->result = ml_recurrence_new(call->graph, &call->step);
-}
-
-typedef struct {
-    ml_graph *graph;
-    ml_ref node, result;
-    int output;
-} output_call;
-
-static void take_output(void *argument) {
-    output_call *call = argument;
-    call->result = ml_out(call->graph, call->node, call->output);
+    ml_recurrence_apply(call->graph, &call->step, call->outputs);
 }
 
 static int core_scan(lua_State *L) {
@@ -101,12 +90,12 @@ static int core_scan(lua_State *L) {
     if (s->state_count != states / 2) vm_fail(L, NULL, "scan: each state needs its next value");
     s->names = read_names(L);
     vm_origin(L, &call.origin);
+    int outputs = s->stacked_count + s->state_count;
+    call.outputs = lua_newuserdatauv(L, sizeof *call.outputs * ((size_t)outputs + 1), 0);
     vm_protect(L, make_node, &call);
-    lua_createtable(L, s->stacked_count + s->state_count, 0);
-    for (int i = 0; i < s->stacked_count + s->state_count; i++) {
-        output_call out = {call.graph, call.result, 0, i};
-        vm_protect(L, take_output, &out);
-        vm_push_tensor(L, out.result);
+    lua_createtable(L, outputs, 0);
+    for (int i = 0; i < outputs; i++) {
+        vm_push_tensor(L, call.outputs[i]);
         lua_rawseti(L, -2, i + 1);
     }
     return 1;

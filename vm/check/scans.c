@@ -42,11 +42,21 @@ void scans_add(check_scans *scans, const ml_plan *part) {
     }
 }
 
+/* Of a scan in chunks: along the positions of one (recurrence_chunks.c). */
+static bool is_part(const check_scan *scan) {
+    const char *mark = strchr(scan->axis, '\'');
+    return mark != NULL && strcmp(mark, "'positions") == 0;
+}
+
 void scans_print(const check_scans *scans) {
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
-        printf("scan over %-5s ", scan->axis);
-        if (scan->loop)
+        if (is_part(scan)) continue;
+        const int stem = (int)strcspn(scan->axis, "'");
+        printf("scan over %-5.*s ", stem, scan->axis);
+        if (scan->axis[stem])
+            printf("products over %lld chunks of positions", (long long)scan->length);
+        else if (scan->loop)
             printf("loop over %lld positions, %d kernels and %d matrix products each",
                    (long long)scan->length, scan->kernels, scan->products);
         else
@@ -62,11 +72,16 @@ void scans_json(const check_scans *scans, json_t *object) {
     json_t *list = json_array();
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
+        if (is_part(scan)) continue;
+        const bool chunks = strchr(scan->axis, '\'') != NULL;
         const char *file = scan->origin->file ? scan->origin->file : "";
-        json_array_append_new(
-            list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis, "positions",
-                            (json_int_t)scan->length, "form", scan->loop ? "loop" : "one kernel",
-                            "count", scan->count, "file", file, "line", scan->origin->line));
+        json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis,
+                                              "positions", (json_int_t)scan->length, "form",
+                                              chunks       ? "chunks"
+                                              : scan->loop ? "loop"
+                                                           : "one kernel",
+                                              "count", scan->count, "file", file, "line",
+                                              scan->origin->line));
     }
     json_object_set_new(object, "scans", list);
 }
