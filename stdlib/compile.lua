@@ -50,7 +50,6 @@ function m.compile(fn, inputs, options)
   m.use_layout(options.layout, "m.compile")
   local names, feeds, list = {}, {}, {}
   for name in pairs(inputs or {}) do names[#names + 1] = name end
-  table.sort(names)
   for _, name in ipairs(names) do
     local spec = inputs[name]
     if type(spec) ~= "table" then

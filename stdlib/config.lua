@@ -9,7 +9,6 @@ local universal = require "mlua.universal"
 local function names_of(t)
   local names = {}
   for name in pairs(t) do names[#names + 1] = name end
-  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
   return names
 end
 

@@ -81,7 +81,6 @@ local function normalise(file)
     fields.rope_scaling = nil
   end
   for key in pairs(fields) do names[#names + 1] = key end
-  table.sort(names)
   return fields, names
 end
 

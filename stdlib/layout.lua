@@ -5,17 +5,6 @@ local m = require "mlua"
 local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange" }
 local MOST = 1 << 30 -- ranks, microbatches
 
--- Keys in order, so that messages are the same each time.
-local function sorted(t)
-  local keys, i = {}, 0
-  for key in pairs(t) do keys[#keys + 1] = key end
-  table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
-  return function()
-    i = i + 1
-    return keys[i], t[keys[i]]
-  end
-end
-
 local function names_of(mesh)
   local names = {}
   for i, axis in ipairs(mesh) do names[i] = axis.name end
@@ -80,7 +69,7 @@ local function read_mesh(mesh)
     seen[name] = true
     list[i] = { name = name, size = size }
   end
-  for name, size in sorted(core.options().mesh) do
+  for name, size in pairs(core.options().mesh) do
     if not seen[name] then unknown_size(name, list) end
     for _, axis in ipairs(list) do
       if axis.name == name then axis.size = size end
@@ -100,7 +89,7 @@ local function check_list(table_name, axis, list)
       help = ("%s = { %s = { \"heads\", \"ffn\" } }"):format(table_name, axis),
     })
   end
-  for key in sorted(list) do
+  for key in pairs(list) do
     if math.type(key) ~= "integer" or key < 1 or key > #list then
       core.fail(("%s.%s is a list of axes, got the key %s"):format(table_name, axis, tostring(key)))
     end
@@ -124,7 +113,7 @@ end
 -- The entries of one of a layout's tables, each of an axis of the mesh, by name; `read` converts each.
 local function read_by_axis(spec, name, mesh, read)
   local known, copy = names_of(mesh), {}
-  for axis, value in sorted(table_of(spec, name)) do
+  for axis, value in pairs(table_of(spec, name)) do
     local found = false
     for _, other in ipairs(known) do found = found or other == axis end
     if not found then unknown(name .. " speaks of the mesh axis", axis, known, ", which the mesh has not") end
@@ -162,7 +151,7 @@ end
 -- {pp = "layers", schedule =, chunks =, microbatches = }: which mesh axis cuts which list of modules.
 local function read_stages(spec, mesh)
   local stages, found = table_of(spec, "stages"), nil
-  for key, value in sorted(stages) do
+  for key, value in pairs(stages) do
     if key ~= "schedule" and key ~= "microbatches" and key ~= "chunks" then
       local known = false
       for _, axis in ipairs(mesh) do known = known or axis.name == key end
@@ -363,7 +352,6 @@ setmetatable(m.layout, {
   __index = function(_, name)
     local known = {}
     for key in pairs(m.layout) do known[#known + 1] = key end
-    table.sort(known)
     local guess = core.suggest(tostring(name), known)
     core.fail(("there is no layout %q"):format(tostring(name)), { help = guess and ("did you mean %s?"):format(guess) or table.concat(known, ", ") })
   end,
@@ -376,7 +364,7 @@ local function check_names(lists, known)
   for _, name in ipairs { "batch", "seq", "kv_seq", "embed", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts" } do
     set[name] = true
   end
-  for _, list in sorted(lists) do
+  for _, list in pairs(lists) do
     for _, name in ipairs(list) do
       local guess = not set[name] and core.suggest(name, known)
       if guess then

@@ -140,10 +140,9 @@ local function walk(value, path, seen, on_module, on_parameter)
       refuse_class(item, join(path, i))
       walk(item, join(path, i), seen, on_module, on_parameter)
     end
-    local keys = {}
-    for key in pairs(value) do if type(key) == "string" then keys[#keys + 1] = key end end
-    table.sort(keys)
-    for _, key in ipairs(keys) do walk(value[key], join(path, key), seen, on_module, on_parameter) end
+    for key, item in pairs(value) do
+      if type(key) == "string" then walk(item, join(path, key), seen, on_module, on_parameter) end
+    end
   end
 end
 

@@ -36,10 +36,7 @@ local function read_config(path)
   if type(c.init_lora_weights) == "string" and not BEGINNINGS[c.init_lora_weights] then
     refuse("init_lora_weights", "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) writes a plain adapter")
   end
-  local keys = {}
-  for key in pairs(c) do keys[#keys + 1] = key end
-  table.sort(keys)
-  for _, key in ipairs(keys) do
+  for key in pairs(c) do
     if not KNOWN[key] and not nothing(c[key]) then refuse(key, "PEFT's merge_and_unload() makes weights of it that --from takes") end
   end
   if not math.tointeger(c.r) or c.r < 1 then core.fail(("%s: r must be a positive integer, got %s"):format(name, shown(c.r))) end

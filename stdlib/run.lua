@@ -164,16 +164,14 @@ end
 
 -- What a script's on_step returned and its loss's extra results, after the fields that every line has.
 local function add_extras(fields, more, what)
-  local known, names = {}, {}
+  local known = {}
   for _, field in ipairs(fields) do known[field[1]] = true end
   for name, value in pairs(more) do
     if type(name) == "string" and type(value) == "number" then
       if known[name] then core.fail(("%s has %q, which each line of metrics has already"):format(what, name), { help = "give it another name" }) end
-      names[#names + 1] = name
+      fields[#fields + 1] = { name, value }
     end
   end
-  table.sort(names)
-  for _, name in ipairs(names) do fields[#fields + 1] = { name, more[name] } end
 end
 
 local MOST_SKIPS = 10 -- from one checkpoint

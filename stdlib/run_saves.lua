@@ -48,7 +48,6 @@ local function differences(before, now)
   for name in pairs(names) do
     if before[name] ~= now[name] then list[#list + 1] = ("%s=%s, was %s"):format(name, shown(now[name]), shown(before[name])) end
   end
-  table.sort(list)
   return list
 end
 
@@ -95,7 +94,6 @@ local function compare(kept, record, now)
   for name, hash in pairs(now.files) do
     if (record.files or {})[name] ~= hash then files[#files + 1] = name end
   end
-  table.sort(files)
   if #files > 0 then report(("the script has changed: %s (the run's folder has the saved text)"):format(table.concat(files, ", "))) end
   if record.version ~= now.version then report(("mlua %s saved this, and mlua %s continues"):format(shown(record.version), now.version)) end
   kept.changed = #changed > 0 or #files > 0

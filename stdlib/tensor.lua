@@ -299,10 +299,10 @@ function m.check_options(what, options, known, listed)
   end
   local set = {}
   for _, key in ipairs(known) do set[key] = true end
-  local unknown -- the first by name, so that the message is the same each time
+  local unknown -- the first by name
   for key in pairs(options) do
     local positional = listed and math.type(key) == "integer"
-    if not set[key] and not positional and (unknown == nil or tostring(key) < tostring(unknown)) then unknown = key end
+    if not set[key] and not positional and unknown == nil then unknown = key end
   end
   if unknown == nil then return end
   if math.type(unknown) == "integer" then

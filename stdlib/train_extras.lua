@@ -42,7 +42,6 @@ function extras.check(results, loss)
     end
     list[#list + 1] = { name = name, sum = scalar(name, "sum", pair[1], loss), count = scalar(name, "count", pair[2], loss) }
   end
-  table.sort(list, function(a, b) return a.name < b.name end)
   return list
 end
 
@@ -78,7 +77,6 @@ end
 function extras.quotients(sums, prefix)
   local list = {}
   for name, pair in pairs(sums) do list[#list + 1] = { prefix .. name, pair.sum / pair.count } end
-  table.sort(list, function(a, b) return a[1] < b[1] end)
   return list
 end
 

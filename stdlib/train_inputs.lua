@@ -134,7 +134,6 @@ end
 function own.open(o)
   local names, micro = {}, o.batch.size // o.accum
   for name in pairs(o.inputs) do names[#names + 1] = name end
-  table.sort(names)
   local function hosts()
     local made = {}
     for name, spec in pairs(own.specs(o)) do
