@@ -106,8 +106,8 @@ def load(part, folder, dtype=None):
     with listening() as said:
         model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, attn_implementation="eager",
                                                            output_loading_info=True)
-    info = info if isinstance(info, dict) else vars(info)
-    wrong = [f"{key} {sorted(map(str, value))[:3]}" for key, value in info.items() if value and len(value)]
+    info = info if isinstance(info, dict) else {k: getattr(info, k) for k in dir(info) if k.endswith(("_keys", "_msgs"))}
+    wrong = [f"{key} {sorted(map(str, value))[:3]}" for key, value in info.items() if hasattr(value, "__len__") and len(value)]
     part.log(f"---- loading {folder}\n{info}\n" + "\n".join(said.lines))
     return model.eval(), wrong, [line.replace(folder, "DIR") for line in said.lines]
 
@@ -190,9 +190,7 @@ def make(part):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.from_pretrained(os.path.join(HERE, "hf", part.family))
-    for key in ("cache_implementation",):
-        if hasattr(config, key):
-            delattr(config, key)
+    vars(config).pop("cache_implementation", None)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     peaked(model, part.family)

@@ -336,7 +336,7 @@ class Peer:
             t = tiktoken.Encoding("own", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
             self.encode = lambda texts: [t.encode(x, allowed_special="all") for x in texts]
             self.only = lambda texts: [t.encode_ordinary(x) for x in texts]
-            self.decode, self.bytes = t.decode_bytes, t._encode_bytes
+            self.decode, self.bytes = t.decode_bytes, getattr(t, "_encode_bytes", None)
         else:
             import sentencepiece
             t = sentencepiece.SentencePieceProcessor(model_file=path)
