@@ -12,7 +12,7 @@ typedef struct {
 } ml_kernel_file;
 extern const ml_kernel_file ml_kernel_files[];
 
-/* By the last part of its path, such as "scan.cu", of `length` bytes. Raises ML_INTERNAL. */
+/* By the last part of its path, such as "cumsum.cu", of `length` bytes. Raises ML_INTERNAL. */
 const ml_kernel_file *ml_kernel_file_find(const char *name, size_t length);
 
 #endif

@@ -44,7 +44,7 @@ local function open(path)
     local seen = {}
     for name, part in pairs(index.weight_map) do
       if type(name) ~= "string" or type(part) ~= "string" or part:find "/" or part == ".." then
-        core.fail(("%s/model.safetensors.index.json: the tensor %s is in %s, which is no file beside it"):format(path, m.shown(name), m.shown(part)))
+        core.fail(("%s/model.safetensors.index.json: the tensor %s is in %s, which is not a file beside it"):format(path, m.shown(name), m.shown(part)))
       end
       if not seen[part] then source.files[#source.files + 1] = path .. "/" .. part end
       seen[part] = true

@@ -320,7 +320,7 @@ local function call(node, scope, line)
     end
   end
   local f = evaluate(what, scope, line)
-  if type(f) ~= "function" then refuse(line, "%s is no function that is supported", tostring(what[1] == "field" and what[3][2] or what[2])) end
+  if type(f) ~= "function" then refuse(line, "%s is not a function that is supported", tostring(what[1] == "field" and what[3][2] or what[2])) end
   return f(list, named)
 end
 
@@ -389,7 +389,7 @@ local function inner(scope) return setmetatable({}, { __index = scope }) end
 
 local function loop(node, scope, out)
   local names, items, condition = node[2], items_of(evaluate(node[3], scope, node.line)), node[4]
-  if not items then refuse(node.line, "what is looped over is no list") end
+  if not items then refuse(node.line, "what is looped over is not a list") end
   local rounds = {}
   for _, item in ipairs(items) do
     local own = inner(scope)

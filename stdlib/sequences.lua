@@ -139,8 +139,8 @@ end
 -- Texts to answer --------------------------------------------------------------------------------------
 
 ---Tokens and targets of a text in parts, of which only some are learned: a part is a text (its bytes are tokens) or a list of
----token ids, and {learn = part} is one that the loss counts, such as a chat's answers. Each target is the token that follows,
-----1 where that is not learned; what is left of `seq` positions is filled with `pad`.
+---token ids, and {learn = part} is one that the loss counts, such as a chat's answers. A target is the token that
+---follows, or -1 where that is not learned; what is left of `seq` positions is filled with `pad`.
 ---m.labelled(cfg.seq, { "3+4=", { learn = "7\n" } })
 ---@param seq integer
 ---@param parts (string|integer[]|{learn: string|integer[]})[]

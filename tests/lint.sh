@@ -58,7 +58,7 @@ wrong=$(grep -nE '\bml_knobs *\(' $(echo "$files" | grep -E '^(runtime|codegen|v
 [ -z "$wrong" ] || complain "knobs are read at the border alone (runtime/base/README.md); pass an option:"$'\n'"$wrong"
 
 # Words that say less than the term of the field: write that term instead.
-retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
+retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|put ([a-z]+ ){1,2}off|leash|minder'
 english='tests/README\.md:.*retired|[^:]*:[0-9]+:.*it had [%0-9]' # "file:", or more of the line, where they are right
 words() { # [PATH]
     git grep -nIwiE --untracked "([a-z0-9]*_)*($retired)(_[a-z0-9_]*)?" -- ${1:-.} ':!models/*.txt' ':!editor/*' \
@@ -69,6 +69,29 @@ if [ "${1:-}" = words ]; then words "${2:-.}"; exit; fi
 wrong=$(words | cut -d: -f1 | sed 's:/[^/]*$::' | sort | uniq -c | awk '{ all += $1; list = list ", " $2 " " $1 }
     END { if (all) print all " lines (tests/lint.sh words PATH): " substr(list, 3) }')
 [ -z "$wrong" ] || complain "retired words in $wrong"
+
+# Names of files in comments, and in READMEs, are names of the tree. Capitals stand for any name; a few are of other projects,
+# and scripts that tests write are their own.
+named() { # FILE... -> "FILE:LINE: NAME"
+    awk 'FNR == 1 { inside = 0 }
+        { text = $0 }
+        FILENAME ~ /\.lua$/ { if (!match(text, /--/)) next; text = substr(text, RSTART) }
+        FILENAME !~ /\.(lua|md)$/ {
+            for (text = ""; rest = $0; ) {
+                if (inside) { at = index(rest, "*/"); text = text " " (at ? substr(rest, 1, at - 1) : rest); inside = !at }
+                else { at = index(rest, "/*"); if (at) inside = 1; else if (match(rest, /\/\//)) text = text substr(rest, RSTART) }
+                $0 = at ? substr(rest, at + 2) : "" } }
+        { while (match(text, /[A-Za-z0-9_.\/-]*[A-Za-z0-9_]\.(cuh?|[ch]|def|lua|sh|py|md)([^A-Za-z0-9_.\/*]|\.?$|\. )/)) {
+            word = substr(text, RSTART, RLENGTH); before = substr(text, RSTART - 1, 1); text = substr(text, RSTART + RLENGTH)
+            sub(/[^A-Za-z0-9_]+$/, "", word); while (sub(/^\.\.?\//, "", word));
+            if (before !~ /[*<>={}$\]]/) print FILENAME ":" FNR ": " word } }' "$@"
+}
+foreign='llm\.c|(sysexits|cudnn|cuda|lua|s)\.h|s\.c|sumneko\.lua|editor/mlua\.lua|tests/[^:]*:[0-9]+: [a-z]+\.lua|[^:]*README.md:[0-9]+: script\.lua'
+wrong=$(awk 'NR == FNR { for (known[f = $0]; sub(/^[^\/]*\//, "", f); ) known[f]; next } !($2 in known)' \
+    <(git ls-files --cached --others --exclude-standard) \
+    <(named $(echo "$files"; git ls-files '*.def' '*.lua' '*README.md' ':!editor/*.lua' ':!tests/golden/*.lua')) |
+    grep -vE "(^|: )($foreign)$|: [^:]*[A-Z]{3}[^:]*\.[a-z]+$")
+[ -z "$wrong" ] || complain "comments name files that do not exist:"$'\n'"$wrong"
 
 # Circles. An arrow leads from a file to each whose header it includes, or whose function it calls as the objects
 # of the build show; NAME.h and NAME.c are one. They are refused but where the parts are

@@ -29,14 +29,15 @@ typedef struct cuda_schedule {
     /* --- chosen: threads (cuda_threads.c) --- */
     int vec, team, teams, packs;
     int lane_stride; /* neighbouring lanes are mapped to this many adjacent rows, so that loads are
-                        coalesced: a team's lanes are so many apart; 1: a row's columns */
-    int warps;       /* then: that share a team; several reduce by barriers of the whole block */
+                        coalesced: a team's lanes are so many apart; 1: lanes are a row's columns */
+    int warps; /* where lane_stride > 1: warps of a team; with several, reductions use barriers
+                  of the whole block */
     bool chunked, tiled;
-    int64_t chunks;    /* that rows are cut into, where chunked */
-    bool spread;       /* by turns, as many rows as there are teams at a time */
-    bool unroll;       /* the loop over packs is unrolled, so that arrays are in registers */
+    int64_t chunks; /* number of chunks of rows, where chunked */
+    bool spread; /* chunk c has rows c, c + chunks, ... (in units of `teams` rows), not a range */
+    bool unroll; /* the loop over packs is unrolled, so that arrays are in registers */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
-    int blocks;        /* that a multiprocessor is to hold at once, where that is known; or 0 */
+    int blocks;        /* a multiprocessor should hold at once (__launch_bounds__); 0: not known */
     /* --- chosen: memory (cuda_memory.c) --- */
     bool *cached;       /* by pack: is in registers from its first phase on */
     bool *prefetched;   /* by pack: copied to shared memory ahead of its row */
@@ -52,7 +53,8 @@ typedef struct cuda_schedule {
     int in_place;      /* a value cached in place of its input elements, in their slot; else -1 */
     int online_sum;    /* online softmax: its accumulator, summed in the pass that finds the row's
                           maximum; else -1 */
-    int rescale_packs; /* then: packs for one running maximum, after which sums are rescaled */
+    int rescale_packs; /* where online_sum >= 0: packs for one running maximum, after which sums are
+                          rescaled */
     /* --- derived from the IR and what was chosen --- */
     bool elementwise;
     bool fast_math;      /* all float stores are bf16, whose rounding hides errors of about 1e-6 */
@@ -63,7 +65,7 @@ typedef struct cuda_schedule {
     int *first_phase; /* by pack */
     int64_t *shared;  /* by pack: where prefetched ones start in a slot */
     int64_t slot_bytes;
-    int in_place_pack; /* the elements that it replaces */
+    int in_place_pack; /* the pack whose elements in_place replaces */
     /* One-hot predicates, column == a value of the row, are true in one pack of a row at most. The
      * loop's body is printed twice: as it is, and specialised for packs where all are false. */
     int *one_hot;         /* by comparison: the value that the column equals; else -1 */
@@ -75,7 +77,7 @@ typedef struct cuda_schedule {
         cuda_part part;
         bool all_false; /* the body for packs in which all one-hot predicates are false */
         bool grouped;   /* the loop over packs is one over `rescale_packs` of them */
-        bool gathers;   /* likewise, and these packs are an array */
+        bool gathers;   /* the same loop, and these packs are an array */
     } at;
 } cuda_schedule;
 

@@ -7,15 +7,20 @@ enum {
     ROW_THREADS = 128,  /* of a block of several small teams */
     SUMS_THREADS = 896, /* where sums of columns leave no room for a second block */
     MAX_ELEMENTS = 32,  /* of a row in one thread, before a row gets more threads */
-    WARP_ELEMENTS = 24, /* the same, not in a loop over rows, where a warp will do ... */
-    TEAM_ELEMENTS = 16, /* ... and of others, where these many threads will do */
+    /* Kernels without a loop over rows: elements of a row in one thread, if a warp holds the row
+     * so; for longer rows, if at most TEAM_THREADS threads hold the row so. */
+    WARP_ELEMENTS = 24,
+    TEAM_ELEMENTS = 16,
     TEAM_THREADS = 384,
-    ROW_REGISTERS = 80, /* that a row's elements may take of a thread, likewise */
-    FEW_ROWS = 256,
-    MAX_UNROLLED = 16,   /* packs of a thread */
-    ADJACENT_FEW = 8,    /* adjacent rows: as many elements as memory moves at least */
-    ADJACENT_WARPS = 16, /* that share such rows, if they are long enough */
-    ADJACENT_LEAST = 2,  /* elements of a thread then */
+    ROW_REGISTERS = 80, /* registers of a thread for elements of its row */
+    FEW_ROWS = 256,     /* fewer rows: a thread has one pack, so that there are enough threads */
+    MAX_UNROLLED = 16,  /* packs of a thread whose loop is unrolled */
+    /* Lanes over adjacent rows (lane_stride): rows side by side, as many elements as one memory
+     * transaction moves; warps that share them at most; elements of a thread at least. CHUNK_: in a
+     * loop over many rows, where lanes cover a warp of rows. */
+    ADJACENT_FEW = 8,
+    ADJACENT_WARPS = 16,
+    ADJACENT_LEAST = 2,
     CHUNK_ADJACENT_WARPS = 4,
     CHUNK_ADJACENT_LEAST = 16,
     /* A persistent kernel (its blocks loop over rows, without sums of columns) has at least so many

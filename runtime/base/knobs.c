@@ -51,8 +51,10 @@ static const knob KNOBS[] = {
      "0: let cuDNN's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
     {"MLUA_WGMMA", "0..3",
-     "mlua's own kernels on Hopper's warpgroup products: which tiles of attention forward (default "
-     "1); 0: none",
+     "mlua's own kernels with Hopper's warpgroup instructions (attention, products by groups of "
+     "rows): "
+     "1 to 3 choose the tile sizes of attention's forward pass (default 1); 0: without these "
+     "kernels",
      NUMBER, AT(wgmma)},
     {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG,
      AT(tma)},
@@ -61,41 +63,46 @@ static const knob KNOBS[] = {
      "set",
      NUMBER, AT(blas)},
     {"MLUA_RECOMPUTE", "0|1",
-     "1: compute activations again in the backward pass wherever that saves memory; 0: nowhere; "
-     "where not set, on a GPU those that take next to no time, but none where zero-bubble stages "
-     "put weight gradients off and memory allows",
+     "1: compute activations again in the backward pass wherever that saves memory (full); 0: "
+     "nowhere; "
+     "where not set, on a GPU those whose recomputation is cheap (selective), but none where "
+     "zero-bubble stages run weight gradients late and memory allows",
      NUMBER, AT(recompute)},
     {"MLUA_CHUNK", "MIB",
-     "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
-     "whole",
+     "compute logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
+     "never in chunks",
      NUMBER, AT(chunk)},
-    {"MLUA_COPIES", "0|1",
-     "0: parameters are cast for a GPU's products where these run; else their casts are cached, "
-     "and set with the parameters, or once a step by pipeline stages, where memory allows",
-     FLAG, AT(copies)},
+    {"MLUA_PARAM_CACHE", "0|1",
+     "0: each step casts parameters for a GPU's products anew; else the casts are stored (the "
+     "parameter cache) and updated with the parameters, or once a step by pipeline stages, where "
+     "memory allows",
+     FLAG, AT(param_cache)},
     {"MLUA_BATCH", "0|1",
      "0: a launch for each kernel; else a GPU runs those that are alike in one", FLAG, AT(batch)},
     {"MLUA_OVERLAP", "0|1",
-     "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
-     "GPUs",
+     "order the steps so that collectives run beside computation: 0 never; 1 also on a CPU, which "
+     "runs one step at a time (to test the order); default: on GPUs",
      NUMBER, AT(overlap)},
     {"MLUA_HALVES", "0|1",
      "one half of the batch computes while the other exchanges: 0 never, 1 wherever it can; "
      "default: on GPUs, where that hides much",
      NUMBER, AT(halves)},
     {"MLUA_PEER", "0..8",
-     "GPUs of one host copy to and from one another's memory (default 1): messages of pipeline "
-     "stages, and collectives beside other work, these from N at a time where N is 2 to 8; 0: NCCL "
-     "does it all",
+     "N > 0: GPUs of one host copy directly between their memories, without NCCL, in messages of "
+     "pipeline stages and in collectives beside computation, in these N copies of a rank at a time "
+     "(1, the default: 3); 0: NCCL everywhere",
      NUMBER, AT(peer)},
     {"MLUA_HOSTS", "N",
-     "to test: the ranks on this machine take themselves for those of N hosts, as many in a row on "
-     "each, and share nothing but connections and NCCL between these (and GPUs, where there are "
-     "fewer than ranks: one GPU does for N ranks of N hosts)",
+     "for tests: the ranks on this machine act as if they were on N hosts, equally many "
+     "consecutive "
+     "ranks on each: between hosts they use sockets and NCCL alone, never shared memory. Ranks of "
+     "different hosts may use the same GPU",
      NUMBER, AT(hosts)},
     {"MLUA_TIMEOUT", "SECONDS",
-     "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 24 s "
-     "or three steps",
+     "how long a rank may show no sign of life, or keep others waiting at a collective, until the "
+     "job "
+     "ends; default: 12 s without a sign of life; at a collective 24 s, or three steps if that is "
+     "longer",
      NUMBER, AT(timeout)},
     {"MLUA_BIND", "ADDRESS",
      "where rank 0 waits for ranks of other hosts; default: anywhere (0.0.0.0) where the launcher "
@@ -119,7 +126,7 @@ enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 static ml_knobs_values values = {.tune = true,
                                  .cudnn = true,
                                  .deterministic = true,
-                                 .copies = true,
+                                 .param_cache = true,
                                  .batch = true,
                                  .wgmma = 1,
                                  .tma = true,
@@ -127,8 +134,8 @@ static ml_knobs_values values = {.tune = true,
                                  .overlap = -1,
                                  .halves = -1,
                                  .peer = 1,
-                                 .recompute = ML_RECOMPUTE_THRIFTY,
-                                 .chunk = 1024};
+                                 .recompute = -1,
+                                 .chunk = -1};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* The largest number that a knob takes: its syntax names it, but for counts. */

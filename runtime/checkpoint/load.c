@@ -254,7 +254,7 @@ static ml_status load_run(load *l, bool all, bool strict) {
     ml_manifest **manifest = &l->report->manifest;
     ml_status status = ml_manifest_read(l->path, manifest);
     ML_TRY(checkpoint_together(session, status, "read the checkpoint's manifest"));
-    if (session->world != NULL) {
+    if (session->everyone != NULL) {
         uint64_t hash = ml_hash((*manifest)->record, strlen((*manifest)->record), 0);
         for (int i = 0; i < (*manifest)->tensor_count; i++)
             hash = hash * 31 + (*manifest)->tensors[i].hash;

@@ -143,7 +143,7 @@ int64_t checkpoint_pieces(const checkpoint_box *box, int item, checkpoint_piece 
 }
 
 ml_status checkpoint_together(const ml_session *session, ml_status status, const char *what) {
-    if (session->world == NULL) return status;
+    if (session->everyone == NULL) return status;
     /* the lowest rank that failed, and how; the error of this rank's own stays */
     enum { STATUSES = 256 };
     int64_t failed =
@@ -166,7 +166,7 @@ ml_status checkpoint_prepare(ml_session *session, const uint32_t *states, int co
 
 ml_status checkpoint_sum(ml_session *session, int64_t *values, int64_t count) {
     const ml_layout *layout = session->ranks.layout;
-    if (session->world == NULL || layout == NULL) return ML_OK;
+    if (session->everyone == NULL || layout == NULL) return ML_OK;
     ML_TRY(session_connect(session));
     for (int i = 0; i < layout->count; i++)
         if (layout->axis[i].size > 1)

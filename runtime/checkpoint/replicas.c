@@ -130,7 +130,7 @@ static ml_status check_run(check *c, bool *differs, char what[1024]) {
 ml_status ml_replicas_check(ml_session *session, bool *differs, char what[1024]) {
     *differs = false;
     what[0] = 0;
-    if (session->world == NULL || session->device == NULL) return ML_OK;
+    if (session->everyone == NULL || session->device == NULL) return ML_OK;
     check c = {.session = session, .world = ml_comm_world(session->comm)};
     c.arena = ml_arena_new();
     if (c.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while comparing replicas");

@@ -102,7 +102,8 @@ static void states_body(void *context) {
     call->entries = ML_NEW_ARRAY(call->arena, ml_checkpoint_entry, count + 1);
     for (uint32_t id = 0; id < count; id++) {
         const ml_state *state = ml_graph_state(g, id);
-        if (state->name == NULL || state->kind == ML_STATE_GRADIENT || state->kind == ML_STATE_COPY)
+        if (state->name == NULL || state->kind == ML_STATE_GRADIENT ||
+            state->kind == ML_STATE_CACHE)
             continue;
         call->entries[call->count++] = (ml_checkpoint_entry){id, state->name};
     }
@@ -164,7 +165,7 @@ static ml_status names_differ(const ml_manifest *m) {
 /* All ranks save the same. */
 static ml_status save_agree(const ml_session *session, const save *s) {
     uint64_t hash = ml_hash(s->result.path, strlen(s->result.path), 0);
-    if (session->world == NULL) return ML_OK;
+    if (session->everyone == NULL) return ML_OK;
     for (int i = 0; i < s->manifest->file_count; i++) hash = hash * 31 + s->manifest->files[i].hash;
     return ml_comm_agree(session->comm, hash, "the states that are saved, or the folder");
 }
@@ -258,7 +259,7 @@ static ml_status path_check(const char *path) {
     char manifest[PATH + 16];
     struct stat status;
     if (lstat(path, &status) != 0) return ML_OK;
-    if (!S_ISDIR(status.st_mode)) return ml_fail(ML_IO, "%s is no folder", path);
+    if (!S_ISDIR(status.st_mode)) return ml_fail(ML_IO, "%s is not a folder", path);
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
     if (access(manifest, F_OK) == 0) return ML_OK;
     DIR *folder = opendir(path);
@@ -301,7 +302,7 @@ static ml_status folder_enter(const ml_session *session, save *s) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     uint64_t number = ((uint64_t)t.tv_sec << 32 | (uint64_t)t.tv_nsec) ^ (uint64_t)getpid() << 40;
-    if (session->world != NULL) ML_TRY(ml_comm_share(session->comm, &number, sizeof number));
+    if (session->everyone != NULL) ML_TRY(ml_comm_share(session->comm, &number, sizeof number));
     ml_checkpoint_temporary(s->result.path, number, s->folder);
     ml_status status = s->rank == 0 ? folder_make(s, number) : ML_OK;
     ML_TRY(checkpoint_together(session, status, "make the checkpoint's folder"));
@@ -603,7 +604,7 @@ static ml_status save_new(const ml_session *session, save **made) {
     pthread_mutex_init(&s->fetching, NULL);
     s->began = now();
     s->world = 1;
-    if (session->world != NULL) {
+    if (session->everyone != NULL) {
         s->comm = session->comm;
         s->rank = session->ranks.rank;
         s->world = ml_comm_world(session->comm);
@@ -665,7 +666,7 @@ ml_status ml_checkpoint_wait(ml_checkpoint_writer *writer, bool *found,
         ml_checkpoint_result result;
     } outcome = {writer->has_result, writer->result};
     ml_status status = ML_OK;
-    if (session->world != NULL) status = ml_comm_share(session->comm, &outcome, sizeof outcome);
+    if (session->everyone != NULL) status = ml_comm_share(session->comm, &outcome, sizeof outcome);
     /* a rank that could not write says why; rank 0 knows only that */
     const bool own = writer->has_result && writer->result.status != ML_OK;
     writer->has_result = false;

@@ -37,7 +37,7 @@ typedef struct {
     char secret[65];   /* hex; "" where the launcher gave none: see MLUA_SECRET */
     char job[128];     /* distinguishes this job's rendezvous from others' of the same user */
     char source[32];   /* "mlua run -n", "Slurm", ... */
-    char wrong[80];    /* a variable that is no number, as NAME=text; "" where all are */
+    char wrong[80];    /* a variable that is not a number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
     bool fixed_port;   /* the user or the launcher chose the address's port: no other will do */
     ml_comm_options options;

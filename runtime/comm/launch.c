@@ -30,8 +30,8 @@ static const char *variable(const char *const *names) {
 #define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define VARIABLE(...) variable(NAMES(__VA_ARGS__))
 
-/* The number of the first that is set. What is no number is -1, and stored for ml_comm_open, which
- * refuses it. */
+/* The number of the first that is set. What is not a number is -1, and stored for ml_comm_open,
+ * which refuses it. */
 static int number(ml_launch *launch, int otherwise, const char *const *names) {
     const char *name = first_set(names);
     if (!name) return otherwise;

@@ -299,7 +299,7 @@ ml_status ml_comm_open(const ml_launch *launch, ml_comm **result) {
     *result = NULL;
     int world = launch->world;
     if (launch->wrong[0])
-        return ml_fail(ML_INVALID, "%s is no number (from %s)", launch->wrong, launch->source);
+        return ml_fail(ML_INVALID, "%s is not a number (from %s)", launch->wrong, launch->source);
     if (world < 1 || launch->rank < 0 || launch->rank >= world)
         return ml_fail(ML_INVALID, "rank %d of %d ranks (from %s)", launch->rank, world,
                        launch->source);

@@ -211,7 +211,7 @@ static ml_status decode(const store *s, const unsigned char *bytes, int64_t firs
     for (int64_t i = 0; i < count; i++) {
         int64_t token = token_at(bytes, s->width, i);
         if (token < 0 || token > INT32_MAX)
-            return ml_fail(ML_IO, "%lld at byte %lld of %s is no token: it is not below 2^31",
+            return ml_fail(ML_IO, "%lld at byte %lld of %s is not a token: it is not below 2^31",
                            (long long)token, (long long)(s->begin + (first + i) * s->width),
                            s->file.path);
         tokens[i] = (int32_t)token;

@@ -11,9 +11,12 @@ ml_compile_options ml_compile_options_read(void) {
     return (ml_compile_options){
         .overlap = choice(k->overlap),
         .half_batch = choice(k->halves),
-        .recompute = choice(k->recompute == ML_RECOMPUTE_THRIFTY ? -1 : k->recompute),
-        .chunk_bytes = k->chunk ? (int64_t)k->chunk << 20 : INT64_MAX,
-        .no_param_cache = !k->copies,
+        .recompute = choice(k->recompute),
+        /* not set: 0, the default (ML_CHUNK_BYTES); 0: never */
+        .chunk_bytes = k->chunk < 0    ? 0
+                       : k->chunk == 0 ? INT64_MAX
+                                       : (int64_t)k->chunk << 20,
+        .no_param_cache = !k->param_cache,
         .no_batch = !k->batch,
         .verify = k->verify,
         .dump = k->dump,

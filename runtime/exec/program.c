@@ -143,14 +143,14 @@ static ml_status states_allocate(ml_program *program) {
  * own affair. */
 static bool ranks_together(const ml_program *program) {
     const ml_session *session = program->session;
-    if (session->world == NULL) return false;
+    if (session->everyone == NULL) return false;
     return program->plan->pipeline != NULL || !session->layout.stages.on;
 }
 
 /* Of the ranks that compile the same kernels, the first. */
 static bool rank_leads(const ml_session *session) {
     const ml_layout *layout = &session->layout;
-    if (session->world == NULL) return true;
+    if (session->everyone == NULL) return true;
     for (int i = 0; i < layout->count; i++) {
         if (layout->stages.on && layout->stages.mesh_axis == i) continue;
         if (ml_layout_coordinate(layout, session->ranks.rank, i) != 0) return false;
@@ -171,7 +171,7 @@ ml_status program_reserve(ml_program *program) {
     return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
 }
 
-/* With the plan's kernels those that make its copies. */
+/* The plan's kernels, and those that rebuild its parameter cache. */
 static ml_status executables_load(ml_program *program) {
     ml_device *device = program->session->device;
     const ml_plan *plan = program->plan;
@@ -216,7 +216,7 @@ ml_status program_compile(ml_program *program) {
     bool together = ranks_together(program) && !deal, first = rank_leads(session);
     if (!first && together) status = ml_comm_barrier(session->comm);
     if (status != ML_OK) return status;
-    if (session->world != NULL) {
+    if (session->everyone != NULL) {
         ml_comm_expect(session->comm, longest_silence(program));
         ml_comm_busy(session->comm, "compiling kernels");
     }
@@ -226,7 +226,7 @@ ml_status program_compile(ml_program *program) {
         status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
     if (status == ML_OK && program->plan->pipeline != NULL) status = pipeline_connect(program);
-    if (session->world != NULL) ml_comm_done(session->comm);
+    if (session->everyone != NULL) ml_comm_done(session->comm);
     return status;
 }
 

@@ -24,7 +24,7 @@ static int peers_list(const ml_layout *layout, int rank, int i, int *peers) {
 static ml_status groups_make(ml_session *session, const ml_layout *layout) {
     int world = ml_comm_world(session->comm), *peers = ml_alloc(sizeof(int) * (size_t)world);
     if (peers == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for %d ranks", world);
-    session->world = ml_comm_everyone(session->comm);
+    session->everyone = ml_comm_everyone(session->comm);
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
         if (layout->axis[i].size == 1) continue;
@@ -118,13 +118,13 @@ ml_status session_devices_agree(ml_session *session) {
 
 ml_status session_connect(ml_session *session) {
     ml_device *device = session->device;
-    if (session->world == NULL || session->connected) return ML_OK;
+    if (session->everyone == NULL || session->connected) return ML_OK;
     session->connected = true;
     return device->ops->join != NULL ? device->ops->join(device) : ML_OK;
 }
 
 ml_status ml_session_step(ml_session *session, int64_t *stop) {
-    if (session->world == NULL) return ML_OK;
+    if (session->everyone == NULL) return ML_OK;
     ml_comm_step(session->comm);
     int64_t least = -*stop;
     ml_status status = ml_comm_least(session->comm, &least);

@@ -96,7 +96,7 @@ static void plan_body(void *context) {
 static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml_target *target,
                             const ml_layout *layout, bool pipelined, ml_plan **plan) {
     ml_cut cut = {&session->stages, -1};
-    if (pipelined && layout != NULL && layout->stages.on && session->world != NULL) {
+    if (pipelined && layout != NULL && layout->stages.on && session->everyone != NULL) {
         cut.coordinate =
             (int)ml_layout_coordinate(layout, session->ranks.rank, layout->stages.mesh_axis);
     }
@@ -215,7 +215,7 @@ static void wanted_add(initial_work *work, uint32_t id) {
         ml_help("load a checkpoint that is whole");
         ml_raise_last();
     }
-    if (state->kind == ML_STATE_COPY) return; /* copies.c */
+    if (state->kind == ML_STATE_CACHE) return; /* param_cache_rebuild.c */
     /* a module is yet to give it a name and with that its initial value */
     bool later = state->kind == ML_STATE_PARAMETER && state->name == NULL && state->initial == 0;
     if (later && work->program == NULL) return;
@@ -379,7 +379,7 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     if (status != ML_OK) return status;
     ml_device *device = session->device;
     const session_state *held = &session->states[state];
-    if (session->world == NULL) {
+    if (session->everyone == NULL) {
         return device->ops->download(device, to, held->memory, held->bytes);
     }
     ml_type local;
@@ -421,7 +421,7 @@ ml_status ml_session_write_state(ml_session *session, uint32_t state, const void
     ML_TRY(session_allocate(session, state));
     ml_device *device = session->device;
     session_state *held = &session->states[state];
-    if (session->world == NULL)
+    if (session->everyone == NULL)
         status = device->ops->upload(device, held->memory, from, held->bytes);
     else
         status = part_upload(session, state, from);

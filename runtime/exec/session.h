@@ -24,7 +24,7 @@ struct ml_session {
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
-    ml_group *world;       /* all ranks; NULL where there is one */
+    ml_group *everyone;    /* all ranks; NULL where there is one */
     int edge_tags;         /* given out */
     ml_stage_map stages;   /* of pipelines: where layers and states live */
     session_state *states; /* by state id */

@@ -4,7 +4,7 @@
 #include "runtime/exec/session.h"
 
 static bool pipelined(const ml_session *session) {
-    return session->world != NULL && session->layout.stages.on;
+    return session->everyone != NULL && session->layout.stages.on;
 }
 
 static int coordinate(const ml_session *session) {

@@ -71,8 +71,8 @@ typedef enum {
     ML_STATE_OPTIMIZER,
     ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
     ML_STATE_OTHER,
-    ML_STATE_COPY, /* of parameters, in the products' type: of one rank's part; plans that keep the
-                      same share one, and no script makes any */
+    ML_STATE_CACHE, /* a cached parameter (plan/param_cache.c): of one rank's part. Plans that cache
+                       the same value share the state; no script makes one */
 } ml_state_kind;
 typedef struct {
     const char *name; /* unique; the key of its randomness and of checkpoints */
@@ -80,7 +80,7 @@ typedef struct {
     ml_type type;
     ml_ref initial; /* in the session graph */
     ml_origin origin;
-    uint64_t recipe; /* of a copy: a hash of what it is made of, and how */
+    uint64_t recipe; /* of ML_STATE_CACHE: a hash of what it is computed from, and how */
 } ml_state;
 typedef struct {
     const char *name;

@@ -35,9 +35,9 @@ bool ml_fuse_gated_experts_applies(const ml_graph *g); /* whether there is one *
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
 /* Where gradients are concatenated and also operands of other products, those products read slices
- * of the CONCAT, so that one tensor is saved and not two. input_level: by INPUT, the level of the
- * pipeline at which it is received; no node moves to a higher level. */
-ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_level);
+ * of the CONCAT, so that one tensor is saved and not two. input_wave: by INPUT id, the wave of the
+ * pipeline in which it is received (0: of the script); no node moves to a later wave. */
+ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_wave);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
  * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
  * product of at most that size, so that none of it is ever whole in memory. The chunks' parts are

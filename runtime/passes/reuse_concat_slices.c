@@ -3,7 +3,7 @@
  * that product reads a slice of the CONCAT, so that one tensor is saved instead of two.
  *
  * From a CONCAT's operand the search follows invertible movements back to what products read. A
- * product that reads a slice waits for the whole CONCAT, so all its operands must be of one level:
+ * product that reads a slice waits for the whole CONCAT, so all its operands must be of one wave:
  * the receives that they depend on are the same. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
@@ -12,22 +12,22 @@ enum { MOST_OPERANDS = 32 };
 
 typedef struct {
     rewrite *r;
-    const int *input_level; /* by INPUT */
-    int *level;             /* by node: the highest of what it is made of */
-    ml_ref *whole;          /* by node: the CONCAT that it is a part of; 0: none */
-    uint8_t *part;          /* by node: which */
-    uint32_t *read;         /* by CONCAT: the operands that products read, a bit each */
+    const int *input_wave; /* by INPUT */
+    int *wave;             /* by node: the highest of what it is made of */
+    ml_ref *whole;         /* by node: the CONCAT that it is a part of; 0: none */
+    uint8_t *part;         /* by node: which */
+    uint32_t *read;        /* by CONCAT: the operands that products read, a bit each */
 } state;
 
-static void levels_find(state *s) {
+static void waves_find(state *s) {
     const ml_graph *g = s->r->from;
-    s->level = ML_NEW_ARRAY(s->r->scratch, int, s->r->count);
+    s->wave = ML_NEW_ARRAY(s->r->scratch, int, s->r->count);
     for (ml_ref n = 1; n < s->r->count; n++) {
         const ml_node *node = ml_graph_node(g, n);
-        if (node->op == ML_OP_INPUT) s->level[n] = s->input_level[ml_graph_args(g, n)[0]];
+        if (node->op == ML_OP_INPUT) s->wave[n] = s->input_wave[ml_graph_args(g, n)[0]];
         for (int i = 0; i < node->source_count; i++) {
-            int level = s->level[ml_graph_source(g, n, i)];
-            if (level > s->level[n]) s->level[n] = level;
+            int wave = s->wave[ml_graph_source(g, n, i)];
+            if (wave > s->wave[n]) s->wave[n] = wave;
         }
     }
 }
@@ -36,14 +36,14 @@ static bool is_undone(ml_op op) {
     return op == ML_OP_MERGE || op == ML_OP_RENAME || op == ML_OP_PERMUTE;
 }
 
-/* Whether node n is a CONCAT of gradients of one level. */
+/* Whether node n is a CONCAT of gradients of one wave. */
 static bool joins(const state *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->r->from, n);
     if (!s->r->users[n] || node->op != ML_OP_CONCAT || !(node->flags & ML_NODE_BACKWARD) ||
         node->source_count > MOST_OPERANDS)
         return false;
     for (int i = 0; i < node->source_count; i++)
-        if (s->level[ml_graph_source(s->r->from, n, i)] != s->level[n]) return false;
+        if (s->wave[ml_graph_source(s->r->from, n, i)] != s->wave[n]) return false;
     return true;
 }
 
@@ -83,7 +83,7 @@ static void begin(rewrite *r) {
     s->whole = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->part = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->read = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
-    levels_find(s);
+    waves_find(s);
     for (ml_ref n = 1; n < r->count; n++)
         for (int i = 0; joins(s, n) && i < ml_graph_node(r->from, n)->source_count; i++)
             mark_part(s, n, i);
@@ -146,7 +146,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, own);
 }
 
-ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_level) {
-    state s = {.input_level = input_level};
+ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_wave) {
+    state s = {.input_wave = input_wave};
     return rewrite_run(from, roots, begin, rule, &s);
 }

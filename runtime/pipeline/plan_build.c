@@ -37,8 +37,8 @@ static void wave_add(task_waves *waves, int wave) {
  * other stages wait for a part of it. */
 static void waves_find(sharing *s) {
     const ml_stage_graphs *c = &s->pipeline->cut;
-    bool weight_grad =
-        ml_schedules[s->layout->stages.schedule].splits_backward && s->pipeline->microbatches > 1;
+    bool weight_grad = ml_schedules[s->layout->stages.schedule].splits_weight_grad &&
+                       s->pipeline->microbatches > 1;
     for (int i = 0; i < c->transfer_count; i++) {
         const ml_transfer *t = &c->transfers[i];
         wave_add(&s->pipeline->stages[t->to].waves, t->to_wave);

@@ -97,8 +97,8 @@ static int limit_1f1b(const ml_pipeline_problem *p, int r) {
 }
 
 const ml_schedule_rules ml_schedules[] = {
-#define ML_SCHEDULE(ident, name, virtual_stages, splits_backward, limit, orders, doc)              \
-    {name, doc, virtual_stages, splits_backward, limit, orders, sizeof orders / sizeof *orders},
+#define ML_SCHEDULE(ident, name, virtual_stages, splits_weight_grad, limit, orders, doc)           \
+    {name, doc, virtual_stages, splits_weight_grad, limit, orders, sizeof orders / sizeof *orders},
 #include "runtime/pipeline/schedules.def"
 #undef ML_SCHEDULE
 };

@@ -56,7 +56,7 @@ typedef struct {
 
 typedef struct {
     const char *name, *doc;
-    bool virtual_stages, splits_backward;
+    bool virtual_stages, splits_weight_grad;
     int (*open_limit)(const ml_pipeline_problem *problem, int rank);
     const struct schedule_order *orders;
     int order_count;

@@ -22,9 +22,10 @@
  * sent from there.
  *
  * Each stage gets a graph and roots of its own, still global over all other mesh axes. A value that
- * one stage computes and another uses is a transfer: an output of the one (the last roots.kept of
- * them, whose sharding follows the rule) and an INPUT of the other. Inputs of the program,
- * constants and what cheap ops compute from them are available everywhere and never sent.
+ * one stage computes and another uses is a transfer: an output of the first stage's graph (one of
+ * the last roots.kept outputs, which are placed by the layout's rule instead of replicated) and an
+ * INPUT of the second stage's graph. Inputs of the program, constants and what cheap ops compute
+ * from them are available everywhere and never sent.
  *
  * Waves order the work: the wave of a value is the most transfers on any path to it, so a stage's
  * forward pass has a lower wave than its backward pass; what needs no transfer has wave 0. */

@@ -164,7 +164,7 @@ static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
 ml_memory_kind ml_plan_memory_kind(ml_state_kind kind) {
     switch (kind) {
     case ML_STATE_PARAMETER:
-    case ML_STATE_COPY: return ML_MEMORY_PARAMETERS;
+    case ML_STATE_CACHE: return ML_MEMORY_PARAMETERS;
     case ML_STATE_OPTIMIZER: return ML_MEMORY_OPTIMIZER;
     case ML_STATE_GRADIENT: return ML_MEMORY_GRADIENTS;
     case ML_STATE_OTHER: break; /* counters, biases of routers: small */
@@ -197,7 +197,7 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     return peak;
 }
 
-/* States that only the making of copies reads. */
+/* States that only the rebuild of the parameter cache reads. */
 static int64_t account_rebuild(ml_plan *plan, bool *seen) {
     const ml_schedule *s = plan->rebuild != NULL ? plan->rebuild->schedule : NULL;
     int64_t sum = 0;

@@ -16,10 +16,11 @@ typedef struct {
     ml_choice overlap;    /* steps ordered so that collectives run beside computation; by default on
                              GPUs */
     ml_choice half_batch; /* the halves of the batch alternate, to hide collectives */
-    ml_choice recompute;  /* values computed again in the backward pass; by default on a GPU those
-                             that cost next to no time, and all where memory is short */
-    int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: ML_CHUNK_BYTES */
-    bool no_param_cache;  /* bf16 parameters are cast at every use */
+    ml_choice recompute;  /* values computed again in the backward pass; by default on a GPU the
+                             cheap ones (selective), and all where memory is short (full) */
+    int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: ML_CHUNK_BYTES;
+                             INT64_MAX: never */
+    bool no_param_cache;  /* each step casts f32 parameters to the products' dtype anew */
     bool no_batch;        /* no kernels of several steps in one launch */
     bool verify;          /* verify the graph after every pass, and the kernel IR */
     struct ml_compile_log *log; /* where to record what is done (log.h); NULL: nowhere */

@@ -142,7 +142,7 @@ static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
     ml_state state = {
         .name = ml_arena_format(w->scratch, gathers(w, n) ? "%s, gathered" : "%s in bf16",
                                 of->name != NULL ? of->name : "?"),
-        .kind = ML_STATE_COPY,
+        .kind = ML_STATE_CACHE,
         .type = *ml_graph_type(w->g, n),
         .origin = of->origin,
         .recipe = recipe,
@@ -157,7 +157,7 @@ static void add_states(work *w) {
     bool *listed = ML_NEW_ARRAY(w->scratch, bool, (size_t)states + w->count);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(w->g, id);
-        if (state->kind == ML_STATE_COPY) ml_index_add(&known, state->recipe, id);
+        if (state->kind == ML_STATE_CACHE) ml_index_add(&known, state->recipe, id);
     }
     for (ml_ref n = 1; n < w->count; n++) {
         if (!holds(w, n)) continue;
@@ -222,7 +222,8 @@ static void list_sources(work *w) {
 /* Its steps follow when the program's are compiled. */
 static void build_rebuild(work *w) {
     ml_plan *plan = w->plan;
-    ml_roots roots = {.updates = w->cached, .update_count = w->cached_count, .name = "copies"};
+    ml_roots roots = {
+        .updates = w->cached, .update_count = w->cached_count, .name = "parameter cache"};
     ml_graph *none = NULL;
     ml_plan *rebuild = plan_of_part(plan, &none, &roots, &plan->rebuild);
     rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);

@@ -56,7 +56,7 @@ static const char *or_unnamed(const char *name) {
 
 ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state) {
     const ml_state *info = ml_graph_state(g, state);
-    if (info->kind == ML_STATE_COPY) return (ml_placements){0}; /* of one rank's part */
+    if (info->kind == ML_STATE_CACHE) return (ml_placements){0}; /* of one rank's part */
     return ml_layout_place(layout, g, &info->type, (int)info->kind, or_unnamed(info->name));
 }
 

@@ -73,9 +73,9 @@ void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out);
 
 /* Where a tensor lies along one mesh axis. */
 typedef enum {
-    ML_REPLICATED,
-    ML_SPLIT,
-    ML_PARTIAL_SUM,
+    ML_REPLICATED,  /* whole on each rank */
+    ML_SPLIT,       /* along one axis: each rank has a part */
+    ML_PARTIAL_SUM, /* the sum over the ranks is the value */
     ML_PARTIAL_MAX,
     ML_PARTIAL_MIN,
     ML_OWNED,  /* expert-local rows: of full size, but only rows of this rank's experts (groups:

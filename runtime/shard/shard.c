@@ -133,9 +133,10 @@ static bool joins_sums(const sharder *s, ml_ref n, const shard_strategy *strateg
     return shared && strategy->out[0].kind == ML_PARTIAL_SUM;
 }
 
-/* What it will take to bring the result to where the rule puts it, if it must be moved at all. */
-static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
-                   const ml_placements *out) {
+/* Bytes that moving the result to the placement of the rule will send later; 0 where nothing asks
+ * for that: replicated, expert-local (ML_OWNED), dispatched (ML_SENT) and shared results. */
+static double rest_cost(const sharder *s, ml_ref n, const shard_strategy *strategy,
+                        const ml_placements *out) {
     const ml_type *t = ml_graph_type(s->from, n);
     if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED ||
         strategy->out[0].kind == ML_SENT || strategy->out[0].kind == ML_SHARED ||
@@ -164,7 +165,7 @@ static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out
     for (uint32_t i = 0; i < s->strategy_count; i++) {
         const shard_strategy *strategy = &s->strategies.at[i];
         if (!feasible(s, n, strategy, need, out)) continue;
-        price total = {.bytes = debt(s, n, strategy, out), .rank = strategy->rank};
+        price total = {.bytes = rest_cost(s, n, strategy, out), .rank = strategy->rank};
         bool found = true;
         for (int k = 0; k < count && found; k++) {
             price p;

@@ -81,8 +81,9 @@ static ml_ref identity(ml_graph *g, ml_op op, ml_dtype dtype) {
     return ml_const_int(g, dtype, greatest);
 }
 
-/* Whether what fills x up along the axis is 0: states' always is. (Products of it too, but for
- * those with what is not finite, which make all of a row infinite or NaN.) */
+/* Whether the filling of x along the axis (its elements beyond the end of the whole axis) is 0.
+ * That of states always is. So is that of a product with an operand whose filling is 0, as long as
+ * the other operand is finite; one that is not makes the whole row infinite or NaN anyway. */
 static bool is_clear(const ml_graph *g, ml_ref x, ml_axis axis, int depth) {
     const ml_node *node = ml_graph_node(g, x);
     double value;
@@ -145,7 +146,8 @@ static ml_ref reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_pla
     return x;
 }
 
-/* Indices beyond the end of the whole axis, which has a filled up end, are nowhere. */
+/* Indices into an axis with filling: those beyond the end of the whole axis become -1, which
+ * gathers read as 0 and scatters skip. */
 static ml_ref within(sharder *s, ml_ref index, const ml_type *whole, const ml_placements *at,
                      int position) {
     if (!ml_layout_uneven(s->layout, whole, at, position)) return index;

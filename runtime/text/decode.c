@@ -78,7 +78,7 @@ static ml_status add(ml_decoder *d, uint32_t id, bool raw, ml_bytes *text) {
     const ml_tokenizer *t = d->tokenizer;
     size_t bytes;
     if (!ml_tokenizer_token(t, id, &bytes))
-        return ml_fail(ML_INVALID, "id %u is no token of %s, which has %lld", id, t->name,
+        return ml_fail(ML_INVALID, "id %u is not a token of %s, which has %lld", id, t->name,
                        (long long)t->vocab);
     const text_token *token = &t->tokens[id];
     if (d->flags & ML_DECODE_SKIP_SPECIAL && token->flags & TOKEN_SPECIAL) return ML_OK;

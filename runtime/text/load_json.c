@@ -48,14 +48,14 @@ static void load_unigram(ml_tokenizer *t, const json_t *model) {
     unknown = json_object_get(model, "unk_id");
     if (unknown && !json_is_null(unknown)) {
         t->unknown = load_id(unknown, "unk_id");
-        if (t->unknown >= count) ml_raise(ML_INVALID, "its unk_id %u is no token", t->unknown);
+        if (t->unknown >= count) ml_raise(ML_INVALID, "its unk_id %u is not a token", t->unknown);
     }
 }
 
 static uint32_t merge_part(const ml_tokenizer *t, const char *at, size_t bytes, size_t row) {
     uint32_t id = text_find(t, &t->by_text, false, at, bytes);
     if (id == TEXT_NO_ID)
-        ml_raise(ML_INVALID, "merge %zu has \"%.*s\", which is no token", row,
+        ml_raise(ML_INVALID, "merge %zu has \"%.*s\", which is not a token", row,
                  (int)(bytes < 60 ? bytes : 60), at);
     return id;
 }
@@ -104,7 +104,7 @@ static void load_bpe(ml_tokenizer *t, const json_t *model) {
     if (unknown) {
         t->unknown = text_find(t, &t->by_text, false, unknown, strlen(unknown));
         if (t->unknown == TEXT_NO_ID)
-            ml_raise(ML_INVALID, "its unk_token \"%.60s\" is no token", unknown);
+            ml_raise(ML_INVALID, "its unk_token \"%.60s\" is not a token", unknown);
     }
     if (!json_is_array(merges)) ml_raise(ML_INVALID, "its model has no array merges");
     text_reserve_merges(t, json_array_size(merges));

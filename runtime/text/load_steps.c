@@ -184,7 +184,7 @@ static void load_split(ml_tokenizer *t, const json_t *step, int depth) {
 
 static void add_frame(ml_tokenizer *t, bool after, int64_t id) {
     if (id < 0 || id >= t->vocab || !t->tokens[id].flags)
-        ml_raise(ML_INVALID, "its post-processor adds the id %lld, which is no token",
+        ml_raise(ML_INVALID, "its post-processor adds the id %lld, which is not a token",
                  (long long)id);
     *(after ? ML_PUSH(t->arena, &t->after) : ML_PUSH(t->arena, &t->before)) = (uint32_t)id;
 }

@@ -56,7 +56,7 @@ size_t load_base64(const char **at, const char *end, char *to) {
     return bytes;
 }
 
-/* One line; *at is moved behind it. False: it is no token with its rank. */
+/* One line; *at is moved behind it. False: it is not a token with its rank. */
 static bool read_line(const char **at, const char *end, char *to, size_t *bytes, uint32_t *rank) {
     const char *p = *at;
     *bytes = load_base64(&p, end, to);

@@ -135,7 +135,7 @@ static ml_status read_tokenizer(ml_tokenizer *t, const char *path) {
             }
         } else if (!load_is_tiktoken(text, r.bytes) && !load_is_model(text, r.bytes)) {
             ml_free(text);
-            ml_fail(ML_INVALID, "%s is no tokenizer that is known", found.file);
+            ml_fail(ML_INVALID, "%s is not a tokenizer that is known", found.file);
             return ml_help("a tokenizer.json, a .tiktoken file, a SentencePiece .model or a folder "
                            "that holds one");
         }

@@ -1,5 +1,6 @@
 /* Scanners: the pre-tokenizer patterns that published tokenizers use, each a function instead of a
- * regular expression. A scanner and its expression find the same pieces (tests/text/scan.c). */
+ * regular expression. A scanner and its expression find the same pieces (tests/text/tokenizer.c).
+ */
 #ifndef ML_TEXT_SCAN_H
 #define ML_TEXT_SCAN_H
 

@@ -53,7 +53,7 @@ ml_status ml_encoder_encode(ml_encoder *encoder, const char *text, size_t bytes,
 /* The same by an encoder of its own, for a text now and then. */
 ml_status ml_tokenizer_encode(const ml_tokenizer *tokenizer, const char *text, size_t bytes,
                               int flags, ml_ids *ids);
-/* Append the text of ids. An id that is no token is an error. */
+/* Append the text of ids. An id that is not a token is an error. */
 ml_status ml_tokenizer_decode(const ml_tokenizer *tokenizer, const uint32_t *ids, int64_t count,
                               int flags, ml_bytes *text);
 

@@ -55,7 +55,7 @@ static const char script[] =
 static void gpu_copies_bits(process_room *room) {
     process_write(room, "copies.lua", script);
     const char *run = "run copies.lua --device cuda --quiet";
-    process_result without = process_run(room, 0, "MLUA_COPIES=0", "%s", run);
+    process_result without = process_run(room, 0, "MLUA_PARAM_CACHE=0", "%s", run);
     process_result with = process_run(room, 0, "MLUA_VERIFY=1", "%s", run);
     CHECK(strchr(without.output, '\n') != NULL);
     CHECK_TEXT(with.output, without.output);
@@ -74,7 +74,7 @@ static void gpu_copies_batches(process_room *room) {
                                     "embed=32 heads=4 ffn=64 seq=16 batch=8 sample=0 steps=3 "
                                     "| sed -E 's/,\"lr\".*//'",
                                     models[i]);
-        process_result alone = process_run(room, 0, "MLUA_BATCH=0 MLUA_COPIES=0", "%s", run);
+        process_result alone = process_run(room, 0, "MLUA_BATCH=0 MLUA_PARAM_CACHE=0", "%s", run);
         process_result joined = process_run(room, 0, "MLUA_VERIFY=1", "%s", run);
         process_expect(&alone, "\"step\":3");
         CHECK_TEXT(joined.output, alone.output);

@@ -180,8 +180,8 @@ check.equal(written:identity():match '"tokens":(%d+)', "5")
 check.raises("would be taken for its index", core.write_tokens, file .. ".bin", { { 7 } })
 os.remove(file .. ".idx")
 check.raises("does not fit the 2 bytes", core.write_tokens, file .. ".bin", { { 70000 } })
-check.raises("element 2 of a document is no token id", core.write_tokens, file .. ".bin", { { 1, -1 } })
-check.raises("document 1 is no list", core.write_tokens, file .. ".bin", { 5 })
+check.raises("element 2 of a document is not a token id", core.write_tokens, file .. ".bin", { { 1, -1 } })
+check.raises("document 1 is not a list", core.write_tokens, file .. ".bin", { 5 })
 os.remove(file .. ".bin")
 
 -- Tensor files: what is read, and what is told of others.

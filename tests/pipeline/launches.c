@@ -184,7 +184,7 @@ static void lane_add(struct ml_pipeline_plan *p, ml_task_edge *edges, int from_t
 static void chain_make(simulation *s, ml_arena *arena, ml_schedule_kind kind, int ranks, int chunks,
                        int microbatches) {
     struct ml_pipeline_plan *p = &s->plan;
-    bool weight_grad = ml_schedules[kind].splits_backward;
+    bool weight_grad = ml_schedules[kind].splits_weight_grad;
     *p = (struct ml_pipeline_plan){
         .count = ranks * chunks, .microbatches = microbatches, .ranks = ranks};
     p->stages = ML_NEW_ARRAY(arena, pipeline_stage, MOST_STAGES);

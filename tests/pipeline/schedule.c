@@ -147,7 +147,7 @@ static bool check_memory(const checker *k) {
     for (int r = 0; r < p->ranks && ml_schedules[p->kind].open_limit != NULL; r++) {
         int open =
             p->chunks == 1 ? p->ranks - r : 2 * (p->ranks - r - 1) + (p->chunks - 1) * p->ranks + 1;
-        bool all = ml_schedules[p->kind].splits_backward;
+        bool all = ml_schedules[p->kind].splits_weight_grad;
         good = good && most_at_once(k, r, -1, false) <= (all ? largest : open);
         good = good && most_at_once(k, r, -1, true) <= (all ? largest : open + 1);
     }
@@ -329,7 +329,7 @@ TEST(pipeline_schedule, messages_take_time) {
         int kind = (int)test_range(&random, 0, ML_SCHEDULE_COUNT - 1);
         int chunks = ml_schedules[kind].virtual_stages ? 2 : 1;
         make_chain(&made_case, (ml_schedule_kind)kind, ranks, chunks, m,
-                   even(1, 1, ml_schedules[kind].splits_backward), &random);
+                   even(1, 1, ml_schedules[kind].splits_weight_grad), &random);
         for (int e = 0; e < made_case.edges_count; e++)
             if (made_case.tasks[made_case.edges[e].from].stage !=
                 made_case.tasks[made_case.edges[e].to].stage)
@@ -393,7 +393,7 @@ TEST(pipeline_schedule, times_are_learnt) {
             kind = (int)test_range(&random, 0, ML_SCHEDULE_ZERO_BUBBLE);
         make_chain(&made_case, (ml_schedule_kind)kind, ranks,
                    ml_schedules[kind].virtual_stages ? 2 : 1, 4 * ranks,
-                   even(1, 1, ml_schedules[kind].splits_backward), &random);
+                   even(1, 1, ml_schedules[kind].splits_weight_grad), &random);
         ml_pipeline_schedule made;
         ml_pipeline_schedule_build(&made_case.problem, arena, &made);
         ml_pipeline_times t = draw_times(&made_case, &random, arena), learnt;

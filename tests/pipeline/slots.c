@@ -48,7 +48,8 @@ static void draw(slots_case *c, uint64_t *random) {
     plan->microbatches = ranks * (int)test_range(random, 1, 4);
     if (chunks == 1) plan->microbatches += (int)test_range(random, 0, 3);
     for (int v = 0; v < plan->count; v++) {
-        bool last = v == plan->count - 1, weight_grad = ml_schedules[kind].splits_backward && v > 0;
+        bool last = v == plan->count - 1,
+             weight_grad = ml_schedules[kind].splits_weight_grad && v > 0;
         int64_t cost = 10 * test_range(random, 1, spread);
         forward[v] = backward[v] = add_task(c, v, last ? 3 * cost : cost, false);
         if (!last) backward[v] = add_task(c, v, weight_grad ? cost : 2 * cost, false);

@@ -205,7 +205,7 @@ PROCESS_TEST(checkpoint_without_room) {
     CHECK_TEXT(r.output, "0\n");
     process_write(room, "file", "");
     r = process_shell(room, 1, "rm -r same && ln -s file same && \"$MLUA\" " CRASH, CPU, "save", 2);
-    process_expect(&r, "same is no folder");
+    process_expect(&r, "same is not a folder");
 }
 
 /* Every operation of every mesh, until there is none of that number; so often again. */

@@ -47,7 +47,7 @@ DIST_TEST(no_world) {
             "run %s steps=2", model);
         process_expect(&r, i == 0 ? "rank 0 of 0 ranks (from torchrun)"
                                   : ml_arena_format(room->arena,
-                                                    "WORLD_SIZE=%s is no number (from torchrun)",
+                                                    "WORLD_SIZE=%s is not a number (from torchrun)",
                                                     worlds[i]));
     }
 }

@@ -80,7 +80,8 @@ PROCESS_TEST(kernels_of_presets) {
     const char *gpt2 = "gpt.lua preset=gpt2-124m";
     int copied = planned_kernels(room, "MLUA_BATCH=0", gpt2),
         most = planned_kernels(room, "", gpt2);
-    CHECK(copied <= planned_kernels(room, "MLUA_BATCH=0 MLUA_COPIES=0", gpt2) - 70); /* 76 casts */
+    CHECK(copied <=
+          planned_kernels(room, "MLUA_BATCH=0 MLUA_PARAM_CACHE=0", gpt2) - 70); /* 76 casts */
     CHECK(most > 0 && most <= copied / 2);
 }
 
@@ -102,7 +103,7 @@ static int staged_kernels(process_room *room, const char *device, int seq) {
 PROCESS_TEST(kernels_of_stages) {
     const char *gpt = "gpt.lua preset=gpt-1.3b batch=32 accum=16 --mesh pp=4";
     int copied = planned_kernels(room, "", gpt);
-    CHECK(copied > 0 && copied <= planned_kernels(room, "MLUA_COPIES=0", gpt) - 50);
+    CHECK(copied > 0 && copied <= planned_kernels(room, "MLUA_PARAM_CACHE=0", gpt) - 50);
     int kept = staged_kernels(room, "h200", 4224), again = staged_kernels(room, "h100", 4224),
         cast = staged_kernels(room, "h100", 4864);
     CHECK(kept > 0 && kept < again && again <= cast - 50);

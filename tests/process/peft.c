@@ -112,7 +112,7 @@ PROCESS_TEST(peft_refusals) {
         {"\"lora_alpha\": 0", "lora_alpha must be a number above 0, got 0"},
         {"\"r\": 3", "lora_A.weight is [2, "},
         {"\"base_model_name_or_path\": \"org/name\"",
-         "l holds adapters of org/name, which is no folder here"},
+         "l holds adapters of org/name, which is not a folder here"},
     };
     static const char check[] = "check \"$ROOT/models/llama.lua\" --from l seq=16 batch=2";
     write_adapted(room);

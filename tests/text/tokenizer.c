@@ -24,7 +24,7 @@ TEST(text, byte_tokens) {
     CHECK(text.count == 3 && memcmp(text.at, "a\xff\n", 3) == 0);
     CHECK_EQ_INT(ml_tokenizer_id(t, "a"), 'a');
     CHECK_STATUS(ml_tokenizer_decode(t, &(uint32_t){256}, 1, 0, &text), ML_INVALID);
-    CHECK_TEXT(ml_error_last()->text, "id 256 is no token of bytes, which has 256");
+    CHECK_TEXT(ml_error_last()->text, "id 256 is not a token of bytes, which has 256");
     ml_ids_free(&ids);
     ml_bytes_free(&text);
     ml_tokenizer_close(t);
@@ -416,7 +416,7 @@ static void refused(const char *text, const char *why) {
 }
 
 TEST(text, what_is_not_supported_is_named) {
-    refused("", "no tokenizer that is known");
+    refused("", "not a tokenizer that is known");
     refused("{\"a\": }", "is no JSON: line 1");
     refused("{}", "it has no object model");
     refused("{\"model\": {\"type\": \"WordPiece\", \"vocab\": {}}}",
@@ -430,7 +430,7 @@ TEST(text, what_is_not_supported_is_named) {
     refused(BPE ", \"dropout\": 0.1}}", "dropout");
     refused(BPE ", \"end_of_word_suffix\": \"</w>\"}}", "end_of_word_suffix");
     refused("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]}}",
-            "merge 0 has \"b\", which is no token");
+            "merge 0 has \"b\", which is not a token");
     refused("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 99999999}, \"merges\": []}}",
             "the id of the token \"a\"");
     refused(BPE "}, \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \"(\"}, "

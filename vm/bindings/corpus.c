@@ -294,7 +294,7 @@ static ml_status write_document(lua_State *L, int at, ml_writer *writer) {
         lua_Integer id = lua_tointegerx(L, -1, &whole);
         lua_pop(L, 1);
         if (!whole || id < 0 || id > INT32_MAX)
-            return ml_fail(ML_INVALID, "element %lld of a document is no token id",
+            return ml_fail(ML_INVALID, "element %lld of a document is not a token id",
                            (long long)i + 1);
         ML_TRY(ml_writer_add(writer, &(uint32_t){(uint32_t)id}, 1));
     }
@@ -308,7 +308,7 @@ static ml_status write_documents(lua_State *L, ml_writer *writer) {
         bool known = lua_istable(L, -1) || vm_to_host(L, -1);
         ml_status status =
             known ? write_document(L, lua_gettop(L), writer)
-                  : ml_fail(ML_INVALID, "document %lld is no list of token ids", (long long)i);
+                  : ml_fail(ML_INVALID, "document %lld is not a list of token ids", (long long)i);
         lua_pop(L, 1);
         if (status != ML_OK) return status;
     }

@@ -1,5 +1,5 @@
 /* Tensor files whose tensors are read in place: their headers, views of them into states, and files
- * that are written tensor by tensor (stdlib/hf_tensors.lua). */
+ * that are written tensor by tensor (stdlib/hf_export.lua). */
 #include "vm/vm.h"
 
 #include <dirent.h>

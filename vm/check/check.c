@@ -13,7 +13,7 @@
 
 enum { LARGEST = 10 };
 
-enum { STATE_KINDS = ML_STATE_COPY + 1 };
+enum { STATE_KINDS = ML_STATE_CACHE + 1 };
 
 typedef enum { PART_ALL, PART_MEMORY, PART_SHARD } report_part;
 
@@ -124,7 +124,8 @@ static const vm_program *program_at(lua_State *L, int64_t i) {
     return program;
 }
 
-/* Over stages: the least even. */
+/* How unevenly ranks share causal attention (ml_shard_balance: 1 is even), of the stage that does
+ * so least evenly. */
 static double find_busiest(const ml_plan *plan) {
     double busiest = 1;
     for (int i = 0; i < plan->part_count && plan->layout; i++) {
@@ -414,7 +415,7 @@ static void print_end(const ml_vm *vm) {
 }
 
 static void print_states(lua_State *L, const report *r) {
-    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other", "copies"};
+    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other", "cached"};
     printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
            (long long)r->parameter_count);
     printf("states         ");

@@ -90,7 +90,7 @@ bool from_adapter(vm_options *options) {
     if (!*base || access(base, F_OK) != 0) {
         ml_fail(ML_INVALID, "%s holds adapters of %s%s", options->from,
                 *base ? base : "a model that it does not name",
-                *base ? ", which is no folder here" : "");
+                *base ? ", which is not a folder here" : "");
         ml_help("name the model's folder first: --from BASE,%s", options->from);
         return false;
     }

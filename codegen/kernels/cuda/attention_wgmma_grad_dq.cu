@@ -1,4 +1,5 @@
-/* After the gradient: by tiles of 64 queries, what was added up, if anything was, as dq. */
+/* Runs after attention_wgmma_grad.cu: rounds dq, which that kernel sums in f32 in the workspace, to
+ * bf16, one block for a tile of 64 queries. A tile that no key block was added to is 0. */
 #include "attention_wgmma_grad.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {

@@ -102,8 +102,9 @@ static int64_t packed_bytes(int64_t lines, int64_t count, ml_dtype dtype) {
     return (lines * count * ml_dtypes[dtype].bytes + 63) / 64 * 64;
 }
 
-/* A block of B, and the last rows of A where they do not fill a tile. Enough for every part of such
- * a product: parts may be packed in larger blocks than the whole. */
+/* Bytes of a thread's packing buffer: one block of B, and one tile of A for last rows that do not
+ * fill a tile. Threads compute parts of the product, and even_part may choose a larger block for a
+ * part than for the whole: the largest is counted. */
 int64_t cpu_kernel_packing(ml_dtype dtype, int64_t n, int64_t k) {
     tile_kernel tile = tile_for(dtype);
     int64_t cols = even_part(n < BLOCK_N ? n : BLOCK_N, BLOCK_N, tile.cols);
