@@ -90,18 +90,17 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
     return status;
 }
 
-static void narrow(unsigned char *to, const uint32_t *ids, int64_t count, int width) {
-    if (width == 1)
-        for (int64_t i = 0; i < count; i++) to[i] = (unsigned char)ids[i];
-    else if (width == 2)
-        for (int64_t i = 0; i < count; i++) put(to + 2 * i, ids[i], 2);
-    else
-        for (int64_t i = 0; i < count; i++) put(to + 4 * i, ids[i], 4);
+/* As the file has them: ids of 4 bytes as they are, for the processors are little-endian too. */
+static const void *narrow(uint16_t *to, const uint32_t *ids, int64_t count, int width) {
+    for (int64_t i = 0; width == 1 && i < count; i++)
+        ((unsigned char *)to)[i] = (unsigned char)ids[i];
+    for (int64_t i = 0; width == 2 && i < count; i++) to[i] = (uint16_t)ids[i];
+    return width == 4 ? (const void *)ids : to;
 }
 
 ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
-    enum { BLOCK = 4096 };
-    unsigned char block[BLOCK * 4];
+    enum { BLOCK = 1 << 14 };
+    uint16_t block[BLOCK];
     const uint32_t most = w->width < 4 ? (1u << 8 * w->width) - 1 : INT32_MAX;
     for (int64_t i = 0; i < count; i += BLOCK) {
         int64_t part = count - i < BLOCK ? count - i : BLOCK;
@@ -113,8 +112,8 @@ ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
                         w->width, w->path);
                 return ml_help("write 4 bytes a token");
             }
-        narrow(block, ids + i, part, w->width);
-        ML_TRY(write_bytes(w->file, w->part, block, (size_t)(part * w->width)));
+        const void *bytes = narrow(block, ids + i, part, w->width);
+        ML_TRY(write_bytes(w->file, w->part, bytes, (size_t)(part * w->width)));
     }
     w->tokens += count;
     return ML_OK;

@@ -106,7 +106,8 @@ int64_t ml_words_count(const ml_words *w) {
 
 typedef struct {
     uint32_t left, right;
-    bool used; /* not an empty slot */
+    bool used;    /* not an empty slot */
+    bool changed; /* in this merge its count grew */
     int64_t count;
     ml_ids words; /* in which it was seen; a word may stand twice, or have it no more */
 } pair;
@@ -163,13 +164,15 @@ static ml_status count_pair(training *t, uint32_t left, uint32_t right, size_t w
     if (2 * t->pair_count >= t->pair_capacity) ML_TRY(grow_pairs(t));
     pair *p = &t->pairs[find_pair(t, left, right)];
     if (!p->used) {
-        *p = (pair){left, right, true, 0, {0}};
+        *p = (pair){left, right, .used = true};
         t->pair_count++;
     }
     p->count += count;
     if (count < 0) return ML_OK;
     if (!p->words.count || p->words.at[p->words.count - 1] != word)
         ML_TRY(ml_ids_add(&p->words, (uint32_t)word));
+    if (p->changed) return ML_OK;
+    p->changed = true;
     ML_TRY(ml_ids_add(&t->changed, left));
     return ml_ids_add(&t->changed, right);
 }
@@ -211,7 +214,8 @@ static candidate pop(training *t) {
 /* Pairs whose counts grew are candidates by their new counts. */
 static ml_status push_changed(training *t) {
     for (int64_t i = 0; i < t->changed.count; i += 2) {
-        const pair *p = &t->pairs[find_pair(t, t->changed.at[i], t->changed.at[i + 1])];
+        pair *p = &t->pairs[find_pair(t, t->changed.at[i], t->changed.at[i + 1])];
+        p->changed = false;
         ML_TRY(push(t, (candidate){p->count, p->left, p->right}));
     }
     t->changed.count = 0;
@@ -316,13 +320,9 @@ static ml_status start(training *t, int64_t vocab) {
         for (uint32_t k = 0; k + 1 < w->bytes; k++)
             ML_TRY(
                 count_pair(t, t->symbols[t->at[n] + k], t->symbols[t->at[n] + k + 1], n, w->count));
-        t->changed.count = 0;
         n++;
     }
-    for (size_t i = 0; i < t->pair_capacity; i++)
-        if (t->pairs[i].used)
-            ML_TRY(push(t, (candidate){t->pairs[i].count, t->pairs[i].left, t->pairs[i].right}));
-    return ML_OK;
+    return push_changed(t);
 }
 
 /* ---- The file -------------------------------------------------------------------------------- */
