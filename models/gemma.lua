@@ -21,7 +21,7 @@ local cfg = m.config {
     layers = "num_hidden_layers", embed = "hidden_size", heads = "num_attention_heads", kv_heads = "num_key_value_heads", ffn = "intermediate_size",
     vocab = "vocab_size", head_dim = { "head_dim", absent = 256 }, eps = { "rms_norm_eps", absent = 1e-6 }, rope_scaling = m.hf.rope_scaling,
     positions = { "max_position_embeddings", absent = 8192, write = function(c) return c.positions > 0 and c.positions or c.seq end },
-    query_scalar = { "query_pre_attn_scalar", absent = 256, write = function(c) return c.query_scalar > 0 and c.query_scalar or c.head_dim end },
+    query_scalar = { "query_pre_attn_scalar", absent = 256, write = function(c) return c.query_scalar > 0 and m.hf.integer(c.query_scalar) or c.head_dim end },
     window = { "sliding_window", absent = 4096 }, pattern = m.hf.window_pattern,
     must = { hidden_activation = "gelu_pytorch_tanh", tie_word_embeddings = true, attention_bias = false },
     may = { hidden_act = { "gelu_pytorch_tanh", "gelu_new" }, use_bidirectional_attention = false },

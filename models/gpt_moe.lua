@@ -36,7 +36,7 @@ local cfg = m.config {
     rope_scaling = m.hf.rope_scaling, must = { hidden_act = { "silu", "swish" } }, router = m.hf.constant "softmax", shared = 0, capacity = 0.0, balance = 0.0,
     { "MixtralForCausalLM", "mixtral", qk_norm = false, experts = { "num_local_experts", absent = 8 }, ffn = "intermediate_size", normalize = m.hf.constant "yes",
       window = m.hf.window, rope_base = { "rope_theta", absent = 1000000.0 } },
-    { "Qwen3MoeForCausalLM", "qwen3_moe", qk_norm = true, experts = { "num_experts", absent = 128 }, ffn = "moe_intermediate_size", window = m.hf.window_if_used,
+    { "Qwen3MoeForCausalLM", "qwen3_moe", qk_norm = true, experts = { "num_experts", "num_local_experts", absent = 128 }, ffn = "moe_intermediate_size", window = m.hf.window_if_used,
       normalize = { "norm_topk_prob", values = { [true] = "yes", [false] = "no" }, absent = "no" }, unused = { "intermediate_size", "max_window_layers" }, also = function(c) return { intermediate_size = c.ffn } end,
       must = { attention_bias = false, decoder_sparse_step = 1, mlp_only_layers = { {} } } },
   },

@@ -139,7 +139,7 @@ rules.rope_scaling = {
     for key, value in text:gmatch "([%w_]+)=(%S+)" do
       for _, known in ipairs(ROPE_KEYS) do
         if known[1] == key then
-          scaling[known[2]] = math.tointeger(tonumber(value)) or tonumber(value)
+          scaling[known[2]] = key == "original" and rules.integer(tonumber(value)) or tonumber(value) and tonumber(value) + 0.0 -- as transformers' types
           if value == "true" or value == "false" then scaling[known[2]] = value == "true" end
         end
       end
@@ -248,6 +248,9 @@ rules.optional_window_from = {
 ---@param value string
 ---@return table
 function rules.constant(value) return { constant = value } end
+
+---A whole number as an integer, which fields of config.json with that type must be.
+function rules.integer(value) return math.tointeger(value) or value end
 
 m.hf = rules
 

@@ -99,13 +99,17 @@ local function open(path)
   local config, name = read_config(path), path .. "/adapter_model.safetensors"
   if not text_files.exists(name) then core.fail(("--from %s: there is no adapter_model.safetensors"):format(path), { help = "PEFT writes it with safe_serialization=True" }) end
   local file = core.tensor_file(name)
-  config.path, config.modules, config.tensors = path, {}, file:tensors()
+  config.path, config.modules, config.base, config.tensors = path, {}, {}, file:tensors()
   for tensor, t in pairs(config.tensors) do
     local module = tensor:match "^base_model%.model%.(.+)%.lora_[AB]%.weight$"
-    if not module then
+    local base = not module and (tensor:match "^base_model%.model%.(.+)%.base_layer%.weight$" or tensor:match "^base_model%.model%.([^%d]+)%.weight$")
+    if base then
+      config.base[base .. ".weight"] = tensor -- PEFT adds embeddings and heads that are adapted or resized
+    elseif not module then
       core.fail(("--from %s: the tensor %s is not supported"):format(path, tensor), { help = "lora_A.weight and lora_B.weight of products are" })
     end
-    config.modules[module], t.file = true, file
+    if module then config.modules[module] = true end
+    t.file = file
   end
   if not next(config.modules) then core.fail(("--from %s: adapter_model.safetensors holds no adapters"):format(path)) end
   return config
@@ -147,6 +151,27 @@ local function bind(file, view)
   view.file, view.place = tensor.file, tensor.place
 end
 
+-- What loads the base weights that the folder holds too.
+local function match_base(file, model, hf)
+  local loads = {}
+  for _, weight in ipairs(weights_of(model)) do
+    local forms = views.forms(hf, weight:name(), m.axes_of(weight))
+    local tensor = forms and file.base[forms[1].name]
+    local list = tensor and views.of(forms[1], m.axes_of(weight), hf.axes)
+    if list and #list == 1 then
+      file.base[forms[1].name], list[1].name = nil, tensor
+      bind(file, list[1])
+      loads[#loads + 1] = { weight, list }
+    end
+  end
+  for name, tensor in pairs(file.base) do
+    local ignored = false
+    for _, pattern in ipairs(hf.ignore or {}) do ignored = ignored or name:find(pattern) end
+    if not ignored then core.fail(("--from %s: the tensor %s is no weight of the model"):format(file.path, tensor)) end
+  end
+  return loads
+end
+
 ---Compare the adapters of a folder with a model: those of m.lora, or, without any, its weights. Gives what loads them;
 ---into weights they are merged.
 ---@param model Module
@@ -168,7 +193,7 @@ function peft.match(model, path)
       in_script[#in_script + 1] = ("%s (%s)"):format(module or "no module", weight:name())
     end
   end
-  local extra = {}
+  local base, extra = match_base(file, model, hf), {}
   for name in pairs(file.modules) do extra[#extra + 1] = not used[name] and name or nil end
   if #extra > 0 then core.fail(("--from %s: adapters of what is no weight of the model, or one that takes none: %s"):format(path, list_of(extra))) end
   if #in_file + #in_script > 0 then
@@ -179,6 +204,7 @@ function peft.match(model, path)
     bind(file, f.views.b)
   end
   return function()
+    core.load_views(base, path)
     if not own then
       local names = {}
       for i, f in ipairs(found) do names[i] = f.weight:name():gsub("%.", "%%.") end

@@ -137,7 +137,7 @@ static ml_status add_object(const text_place *place, const json_t *object, ml_by
 
 static ml_status add_line(const text_place *place, const char *line, size_t bytes, ml_bytes *to) {
     json_error_t error;
-    json_t *object = json_loadb(line, bytes, JSON_ALLOW_NUL, &error);
+    json_t *object = json_loadb(line, bytes, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
     if (!object) return wrong(place, error.position, error.text);
     to->count = 0;
     ml_status status = add_object(place, object, to);

@@ -75,10 +75,9 @@ static void load_merge(ml_tokenizer *t, const json_t *row, size_t rank) {
         left = (text_string){json_string_value(a), json_string_length(a)};
         right = (text_string){json_string_value(b), json_string_length(b)};
     }
-    char joined[4096];
-    if (left.bytes + right.bytes > sizeof joined)
-        ml_raise(ML_INVALID, "merge %zu makes a token of %zu bytes, and %zu is the most", rank,
-                 left.bytes + right.bytes, sizeof joined);
+    char buffer[4096], *joined = buffer; /* a long run of one letter can be one token */
+    if (left.bytes + right.bytes > sizeof buffer)
+        joined = ML_NEW_ARRAY(t->arena, char, left.bytes + right.bytes);
     memcpy(joined, left.at, left.bytes);
     memcpy(joined + left.bytes, right.at, right.bytes);
     text_add_merge(t, (text_merge){.left = merge_part(t, left.at, left.bytes, rank),

@@ -84,7 +84,7 @@ static void load_ranks(ml_tokenizer *t, const char *text, size_t bytes) {
         uint32_t rank;
         size_t count;
         const char *again = at;
-        if (!read_line(&at, end, NULL, &count, &rank) || !count || count > 4096)
+        if (!read_line(&at, end, NULL, &count, &rank) || !count)
             ml_raise(ML_INVALID, "line %d is not a token in base64 and its rank", line);
         char *token = ml_arena_alloc(t->arena, count + 1);
         read_line(&again, end, token, &count, &rank);

@@ -102,7 +102,7 @@ static json_t *read_config(ml_arena *arena, const char *file) {
     const char *slash = strrchr(file, '/');
     return json_load_file(ml_arena_format(arena, "%.*stokenizer_config.json",
                                           slash ? (int)(slash - file + 1) : 0, file),
-                          0, NULL);
+                          JSON_DECODE_INT_AS_REAL, NULL); /* model_max_length: 10^30 */
 }
 
 typedef struct {

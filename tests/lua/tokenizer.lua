@@ -67,4 +67,20 @@ for from, to in pairs {
   ["a\u{301}\u{334}"] = "\u{E1}\u{334}", ["a\u{1DF6}\u{334}"] = "a\u{1DF6}\u{334}", ["a\u{1DF6}\u{301}\u{334}e\u{301}"] = "a\u{1DF6}\u{334}\u{301}\u{E9}",
   ["\u{11935}\u{11930}"] = "\u{11935}\u{11930}",
 } do check.equal(composed:decode(composed:encode(from)), to) end
+
+-- A token of more than 4,096 bytes, as long runs give to trained vocabularies; numbers beyond 64 bits elsewhere in JSON.
+do
+  local vocab, merges, word = { a = 0 }, {}, "a"
+  while #word < 16384 do
+    merges[#merges + 1], word = word .. " " .. word, word .. word
+    vocab[word] = #merges
+  end
+  local path = os.tmpname() .. ".json"
+  local file = io.open(path, "w")
+  file:write(core.to_json { added_tokens = setmetatable({}, { __list = true }), model = { type = "BPE", vocab = vocab, merges = setmetatable(merges, { __list = true }) } })
+  file:close()
+  check.equal(table.concat(m.tokenizer(path):encode(("a"):rep(2 * 16384 + 5)), " "), "14 14 2 0", "long tokens")
+  os.remove(path)
+  check.equal(core.json '{"model_max_length": 1000000000000000019884624838656}'.model_max_length, 1e30, "a number beyond 64 bits")
+end
 check.done()

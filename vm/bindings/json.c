@@ -68,7 +68,10 @@ static int core_json(lua_State *L) {
     box->value = NULL;
     luaL_setmetatable(L, box_class);
     json_error_t problem;
-    box->value = json_loadb(text, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    box->value = json_loadb(text, size, flags, &problem);
+    if (!box->value && json_error_code(&problem) == json_error_numeric_overflow) /* 10^30 */
+        box->value = json_loadb(text, size, flags | JSON_DECODE_INT_AS_REAL, &problem);
     if (!box->value && !where) {
         lua_pushnil(L);
         lua_pushfstring(L, "%s (line %d, column %d)", problem.text, problem.line, problem.column);

@@ -1,7 +1,7 @@
 -- Makes NAME-adapter, an adapter as PEFT writes them of the tiny model tests/hf/NAME, and NAME-merged, its weights with
 -- alpha / r B A added here by hand. With compare=A against=B: whether two safetensors files hold the same to `within`.
 local m, core = require "mlua", require "mlua.core"
-local cfg = m.config { modules = "q_proj k_proj o_proj down_proj lm_head", r = 2, alpha = 6.0, name = "llama", compare = "", against = "", within = 0.0 }
+local cfg = m.config { modules = "q_proj k_proj o_proj down_proj lm_head", r = 2, alpha = 6.0, name = "llama", held = "", compare = "", against = "", within = 0.0 }
 if cfg.compare ~= "" then
   local a, b = m.read_tensors(cfg.compare), m.read_tensors(cfg.against)
   for key in pairs(a) do assert(b[key], key) end
@@ -29,6 +29,15 @@ local function write(path, names, tensors)
   writer:close()
 end
 local names = {}
+if cfg.held ~= "" then -- a base weight that the adapter's file holds, changed
+  local W, full = weights[cfg.held .. ".weight"], ("base_model.model.%s.base_layer.weight"):format(cfg.held)
+  local copy = m.host("f32", table.unpack(W:dims()))
+  for i = 1, #W do
+    W[i] = 1.5 * W[i]
+    copy[i] = W[i]
+  end
+  adapters[full], names[1] = copy, full
+end
 for n, name in ipairs(order) do
   local module = name:match "^(.*)%.weight$"
   if (" " .. cfg.modules .. " "):find(" " .. (module or ""):match "[^.]*$" .. " ", 1, true) then
