@@ -90,6 +90,16 @@ local function copy(path, to)
   return text ~= nil
 end
 
+-- Whether a tensor is a state's elements in their order.
+local function as_it_is(view, tensor)
+  local step = 1
+  for i = #view.count, 1, -1 do
+    if view.start[i] ~= 0 or view.count[i] ~= 1 and view.stride[i] ~= step then return false end
+    step = step * view.count[i]
+  end
+  return view.offset == 0 and #tensor.parts == 1 and step == elements(tensor.shape)
+end
+
 local function write_tensors(out, files, dtype, first, stem)
   local read, total = reader(), 0
   local index = { metadata = {}, weight_map = {} }
@@ -100,10 +110,14 @@ local function write_tensors(out, files, dtype, first, stem)
       local host
       for _, part in ipairs(tensor.parts) do
         local values = read(part[1]) -- all ranks together
-        host = host or first and core.host(values:dtype(), elements(tensor.shape))
-        if first then core.paste_view(host, values, part[2]) end
+        if first and as_it_is(part[2], tensor) then
+          host = values
+        elseif first then
+          host = host or core.host(values:dtype(), elements(tensor.shape))
+          core.paste_view(host, values, part[2])
+        end
       end
-      if first then writer:write(host:dtype() == dtype and host or core.convert(host, dtype)) end
+      if first then writer:write(host, dtype) end
       index.weight_map[tensor.name], total = name, total + tensor.bytes
     end
     if first then writer:close() end

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/pool.h"
 #include "runtime/checkpoint/parts.h"
 #include "runtime/graph/convert.h"
 
@@ -282,6 +283,20 @@ ml_status ml_session_load_views(ml_session *session, const ml_view *views, int c
     return status;
 }
 
+typedef struct {
+    const view_copy *copy;
+    const char *from;
+    char *to;
+} paste_call;
+
+static void rows_paste(void *context, int64_t begin, int64_t end, int thread) {
+    const paste_call *call = context;
+    const view_copy *c = call->copy;
+    (void)thread;
+    copy_memory(c, 0, end - begin, call->from + begin * c->box.s[0] * c->width,
+                call->to + begin * c->box.d[0] * c->width);
+}
+
 void ml_view_paste(const ml_view *view, int rank, const int64_t *size, int64_t width,
                    const void *from, void *tensor) {
     view_copy c = {.view = view, .width = width};
@@ -292,6 +307,14 @@ void ml_view_paste(const ml_view *view, int rank, const int64_t *size, int64_t w
         step *= size[i];
     }
     fill_box_join(&c.box);
-    copy_memory(&c, 0, c.box.rank > 0 ? c.box.n[0] : 1, (const char *)from + source * width,
-                (char *)tensor + view->offset * width);
+    paste_call call = {&c, (const char *)from + source * width,
+                       (char *)tensor + view->offset * width};
+    const int64_t rows = c.box.rank > 0 ? c.box.n[0] : 1;
+    const bool large = rows > 1 && fill_box_elements(&c.box) * width > FILL_PIECE;
+    ml_pool *pool = large ? ml_pool_new(ml_cpu_count()) : NULL;
+    if (pool == NULL)
+        copy_memory(&c, 0, rows, call.from, call.to);
+    else
+        ml_pool_run(pool, rows, rows < 64 ? rows : 64, rows_paste, &call); /* nothing in it fails */
+    if (pool != NULL) ml_pool_free(pool);
 }

@@ -9,6 +9,7 @@
 
 #include "runtime/checkpoint/view_load.h"
 #include "runtime/graph/convert.h"
+#include "runtime/io/tensor_writer.h"
 
 static const char *const open_class = "mlua.tensor_file";
 static const char *const writer_class = "mlua.tensor_writer";
@@ -164,67 +165,44 @@ static int core_paste_view(lua_State *L) {
     return 0;
 }
 
-/* A host array in another dtype. */
-static int core_convert(lua_State *L) {
-    const vm_host *from = luaL_checkudata(L, 1, vm_host_class);
-    ml_dtype dtype = vm_dtype(L, 2, -1);
-    if (!ml_converts(from->dtype, dtype))
-        vm_fail(L, NULL, "%s does not become %s", ml_dtypes[from->dtype].name,
-                ml_dtypes[dtype].name);
-    vm_host *to = vm_push_host(L, dtype, from->rank, from->dims);
-    ml_convert(from->dtype, from->data, dtype, to->data, from->count);
-    return 1;
-}
-
 /* ---- Files that are written ------------------------------------------------------------------ */
-
-typedef struct {
-    FILE *stream;
-    char path[1024];
-} tensor_writer;
-
-static _Noreturn void write_failed(lua_State *L, const tensor_writer *writer) {
-    vm_fail(L, NULL, "cannot write %s: %s", writer->path, strerror(errno));
-}
 
 static int core_tensor_writer(lua_State *L) {
     const char *path = luaL_checkstring(L, 1);
     size_t size;
     const char *header = luaL_checklstring(L, 2, &size);
-    tensor_writer *writer = lua_newuserdatauv(L, sizeof *writer, 0);
-    memset(writer, 0, sizeof *writer);
-    snprintf(writer->path, sizeof writer->path, "%s", path);
+    ml_tensor_writer **writer = lua_newuserdatauv(L, sizeof *writer, 1);
+    *writer = NULL;
     luaL_setmetatable(L, writer_class);
-    unsigned char length[8];
-    for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)size >> 8 * i);
-    writer->stream = fopen(path, "wb");
-    if (!writer->stream || fwrite(length, 1, 8, writer->stream) != 8 ||
-        fwrite(header, 1, size, writer->stream) != size)
-        write_failed(L, writer);
+    vm_check(L, ml_tensor_writer_new(path, header, size, writer));
     return 1;
 }
 
 static int writer_write(lua_State *L) {
-    tensor_writer *writer = luaL_checkudata(L, 1, writer_class);
+    ml_tensor_writer **writer = luaL_checkudata(L, 1, writer_class);
     const vm_host *host = luaL_checkudata(L, 2, vm_host_class);
-    size_t bytes = (size_t)host->count * (size_t)ml_dtypes[host->dtype].bytes;
-    if (!writer->stream) vm_fail(L, NULL, "%s is closed", writer->path);
-    if (fwrite(host->data, 1, bytes, writer->stream) != bytes) write_failed(L, writer);
+    const ml_dtype dtype = lua_isnoneornil(L, 3) ? host->dtype : vm_dtype(L, 3, -1);
+    if (!*writer) vm_fail(L, NULL, "the file is closed");
+    if (!ml_converts(host->dtype, dtype))
+        vm_fail(L, NULL, "%s does not become %s", ml_dtypes[host->dtype].name,
+                ml_dtypes[dtype].name);
+    vm_check(L, ml_tensor_writer_add(*writer, host->dtype, host->data, host->count, dtype));
+    lua_settop(L, 2); /* the values stay until they are written */
+    lua_setiuservalue(L, 1, 1);
     return 0;
 }
 
 static int writer_close(lua_State *L) {
-    tensor_writer *writer = luaL_checkudata(L, 1, writer_class);
-    FILE *stream = writer->stream;
-    writer->stream = NULL;
-    if (stream && fclose(stream) != 0) write_failed(L, writer);
+    ml_tensor_writer **writer = luaL_checkudata(L, 1, writer_class), *open = *writer;
+    *writer = NULL;
+    vm_check(L, ml_tensor_writer_close(open));
     return 0;
 }
 
 static int writer_gc(lua_State *L) {
-    tensor_writer *writer = luaL_checkudata(L, 1, writer_class);
-    if (writer->stream) fclose(writer->stream);
-    writer->stream = NULL;
+    ml_tensor_writer **writer = luaL_checkudata(L, 1, writer_class);
+    ml_tensor_writer_close(*writer);
+    *writer = NULL;
     return 0;
 }
 
@@ -255,16 +233,17 @@ void vm_views_register(lua_State *L) {
          "tensor; `from` is what messages call their source"},
         {"paste_view", core_paste_view, "tensor: Host, values: Host, view: table",
          "put a state's values where a view says that they lie in the tensor"},
-        {"convert", core_convert, "values: Host, dtype: string -> Host",
-         "the same values in another dtype"},
         {"tensor_writer", core_tensor_writer, "path: string, header: string -> TensorWriter",
-         "begin a safetensors file: :write(Host) adds the tensors in the header's order, :close()"},
+         "begin a safetensors file: :write(Host, dtype?) adds the tensors in the header's order, "
+         "cast "
+         "and written while the next one is made; :close()"},
         {"make_folder", core_make_folder, "path: string", "a new folder, or one that is empty"},
         {0}};
     static const vm_entry file_methods[] = {
         {"tensors", file_tensors, "-> table", "the tensors by name"}, {0}};
     static const vm_entry writer_methods[] = {
-        {"write", writer_write, "values: Host", "the next tensor"},
+        {"write", writer_write, "values: Host, dtype?: string",
+         "the next tensor; the values may not change until the next call"},
         {"close", writer_close, "", "the file is whole"},
         {0}};
     vm_register(L, functions);
