@@ -60,7 +60,7 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
             template_loop_add(&loops[kind][2], size, kind == 1 ? 0 : stride_of(result, axis));
         }
     p->batches = total[0], p->tokens = total[1], p->columns = total[2];
-    p->rows = result->type.size[ml_type_find(&result->type, along)];
+    p->rows = ml_type_size(&result->type, along);
     p->value_dtype = (ml_dtype)value->type.dtype, p->dtype = (ml_dtype)result->type.dtype;
     int64_t row_stride = stride_of(result, along);
     bool single = loops[2][1].count == 1 && loops[2][2].count == 1 && loops[2][1].stride[0] == 1 &&

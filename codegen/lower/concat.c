@@ -100,7 +100,7 @@ static int64_t part_start(const lowering *l, ml_ref n, int part) {
     int64_t at = 0;
     for (int i = 0; i < part; i++) {
         const ml_type *type = ml_graph_type(l->g, ml_graph_source(l->g, n, i));
-        at += type->size[ml_type_find(type, axis)];
+        at += ml_type_size(type, axis);
     }
     return at;
 }
@@ -322,7 +322,7 @@ static void place_parts(lowering *l, ml_ref n) {
             memcpy(layout->stride, stride, sizeof stride);
             l->info[maker].layout = l->layouts.count - 1;
         }
-        at += part_type->size[ml_type_find(part_type, type->axis[axis])];
+        at += ml_type_size(part_type, type->axis[axis]);
     }
 }
 

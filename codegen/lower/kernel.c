@@ -102,7 +102,7 @@ static uint32_t part_value(lowering *l, const lower_root *root) {
     int64_t at = 0, stride[ML_MAX_AXES] = {0};
     for (int i = 0; i < root->part; i++) {
         const ml_type *part = ml_graph_type(l->g, ml_graph_source(l->g, n, i));
-        at += part->size[ml_type_find(part, axis)];
+        at += ml_type_size(part, axis);
     }
     for (int i = 0; i < root->space.rank; i++)
         stride[i] = views_axis_stride(type, layout->stride, root->space.axis[i]);

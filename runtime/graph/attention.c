@@ -58,11 +58,6 @@ double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool cau
     return shown > 0 ? shown : 0;
 }
 
-static int64_t size_of(const ml_type *t, ml_axis axis) {
-    int at = ml_type_find(t, axis);
-    return at >= 0 ? t->size[at] : 0;
-}
-
 static void push(ml_type *t, ml_axis axis, int64_t size) {
     if (t->rank == ML_MAX_AXES)
         ml_raise(ML_INVALID, "attention scores would have more than %d axes", ML_MAX_AXES);
@@ -83,9 +78,9 @@ void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_att
     for (int i = 0; i < t->rank; i++)
         if (t->axis[i] != args->seq && t->axis[i] != args->heads && t->axis[i] != args->head_dim)
             push(out, t->axis[i], t->size[i]);
-    push(out, args->heads, size_of(t, args->heads));
-    push(out, args->seq, size_of(t, args->seq));
-    push(out, args->kv_seq, size_of(ml_graph_type(g, k), args->kv_seq));
+    push(out, args->heads, ml_type_size(t, args->heads));
+    push(out, args->seq, ml_type_size(t, args->seq));
+    push(out, args->kv_seq, ml_type_size(ml_graph_type(g, k), args->kv_seq));
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -112,17 +107,17 @@ static void check_key_value(const infer *in, int i, const ml_attention_args *a, 
 
 static void check_sizes(const infer *in, const ml_attention_args *a) {
     const ml_type *q = infer_source(in, 0), *k = infer_source(in, 1), *v = infer_source(in, 2);
-    int64_t heads = size_of(q, a->heads), kv_heads = size_of(k, a->kv_heads);
-    if (size_of(q, a->head_dim) != size_of(k, a->head_dim))
+    int64_t heads = ml_type_size(q, a->heads), kv_heads = ml_type_size(k, a->kv_heads);
+    if (ml_type_size(q, a->head_dim) != ml_type_size(k, a->head_dim))
         infer_raise(in, NULL, "cannot attend: \"%s\" is %lld in q, %lld in k",
-                    ml_axis_name(in->g, a->head_dim), (long long)size_of(q, a->head_dim),
-                    (long long)size_of(k, a->head_dim));
+                    ml_axis_name(in->g, a->head_dim), (long long)ml_type_size(q, a->head_dim),
+                    (long long)ml_type_size(k, a->head_dim));
     const ml_axis shared[] = {a->kv_seq, a->kv_heads};
     for (int i = 0; i < 2; i++)
-        if (size_of(k, shared[i]) != size_of(v, shared[i]))
+        if (ml_type_size(k, shared[i]) != ml_type_size(v, shared[i]))
             infer_raise(in, NULL, "cannot attend: \"%s\" is %lld in k, %lld in v",
-                        ml_axis_name(in->g, shared[i]), (long long)size_of(k, shared[i]),
-                        (long long)size_of(v, shared[i]));
+                        ml_axis_name(in->g, shared[i]), (long long)ml_type_size(k, shared[i]),
+                        (long long)ml_type_size(v, shared[i]));
     if (heads % kv_heads || (a->kv_heads == a->heads && heads != kv_heads))
         infer_raise(in, "the number of heads is a multiple of that of key/value heads",
                     "cannot attend: \"%s\" is %lld in q, \"%s\" is %lld in k",
@@ -209,11 +204,11 @@ void infer_attention(infer *in, ml_type *out) {
     const ml_type *q = infer_source(in, 0);
     *out = *q;
     if (!grad) {
-        out->size[ml_type_find(q, a.head_dim)] = size_of(infer_source(in, 2), a.head_dim);
+        out->size[ml_type_find(q, a.head_dim)] = ml_type_size(infer_source(in, 2), a.head_dim);
         return;
     }
     ml_type o = *q, lse = score;
-    o.size[ml_type_find(q, a.head_dim)] = size_of(infer_source(in, 2), a.head_dim);
+    o.size[ml_type_find(q, a.head_dim)] = ml_type_size(infer_source(in, 2), a.head_dim);
     lse.rank--;
     if (!ml_type_same_axes(infer_source(in, 3), &o) ||
         !ml_type_same_axes(infer_source(in, 5), &o) ||

@@ -73,7 +73,7 @@ static parts start(ml_graph *g, ml_ref n) {
     p.grouped = p.args.kv_heads != p.args.heads;
     if (p.grouped) {
         const ml_type *t = ml_graph_type(g, k);
-        p.kv_heads = t->size[ml_type_find(t, p.args.kv_heads)];
+        p.kv_heads = ml_type_size(t, p.args.kv_heads);
         p.group_size = p.score.size[p.score.rank - 3] / p.kv_heads;
         /* one name for all attentions: equal parts of equal layers stay equal */
         p.group = ml_axis_named(g, "group'heads");

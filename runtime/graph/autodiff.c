@@ -236,7 +236,7 @@ static void concat_rule(tape *t, ml_ref n, ml_ref g) {
     int64_t start = 0;
     for (int i = 0; i < count; i++) {
         const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, i));
-        int64_t size = type->size[ml_type_find(type, axis)];
+        int64_t size = ml_type_size(type, axis);
         GIVE(i, ml_slice(G, g, axis, start, start + size));
         start += size;
     }
@@ -279,7 +279,7 @@ static ml_ref top_k_back(ml_graph *G, ml_ref n, ml_ref g) {
     ml_axis axis = (ml_axis)args[0], chosen = (ml_axis)args[2];
     int64_t k = args[1];
     ml_type type = *ml_graph_type(G, ml_graph_source(G, n, 0));
-    int64_t size = type.size[ml_type_find(&type, axis)];
+    int64_t size = ml_type_size(&type, axis);
     ml_ref index = ml_out(G, n, 1);
     if (size > COMPARED_AXIS || type.rank == ML_MAX_AXES)
         return ml_scatter_add(G, index, g, axis, &type);
@@ -295,24 +295,20 @@ static ml_ref top_k_back(ml_graph *G, ml_ref n, ml_ref g) {
 
 static ml_ref slice_back(ml_graph *G, ml_ref n, ml_ref g) {
     const int64_t *args = ml_graph_args(G, n);
-    const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
-    int64_t size = type->size[ml_type_find(type, (ml_axis)args[0])];
-    return ml_pad(G, g, (ml_axis)args[0], args[1], size - args[2]);
+    int64_t size = ml_type_size(ml_graph_type(G, ml_graph_source(G, n, 0)), AXIS(0));
+    return ml_pad(G, g, AXIS(0), args[1], size - args[2]);
 }
 
 static ml_ref pad_back(ml_graph *G, ml_ref n, ml_ref g) {
-    const int64_t *args = ml_graph_args(G, n);
-    const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
-    int64_t size = type->size[ml_type_find(type, (ml_axis)args[0])];
-    return ml_slice(G, g, (ml_axis)args[0], args[1], args[1] + size);
+    const int64_t before = ml_graph_args(G, n)[1];
+    int64_t size = ml_type_size(ml_graph_type(G, ml_graph_source(G, n, 0)), AXIS(0));
+    return ml_slice(G, g, AXIS(0), before, before + size);
 }
 
 static ml_ref merge_back(ml_graph *G, ml_ref n, ml_ref g) {
-    const int64_t *args = ml_graph_args(G, n);
     const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
-    int64_t outer = type->size[ml_type_find(type, (ml_axis)args[0])];
-    int64_t inner = type->size[ml_type_find(type, (ml_axis)args[1])];
-    return ml_split(G, g, (ml_axis)args[2], (ml_axis)args[0], outer, (ml_axis)args[1], inner);
+    return ml_split(G, g, AXIS(2), AXIS(0), ml_type_size(type, AXIS(0)), AXIS(1),
+                    ml_type_size(type, AXIS(1)));
 }
 
 /* Through the definition of an attention node: for gradients of captured tensors or of the

@@ -9,6 +9,11 @@ int ml_type_find(const ml_type *t, ml_axis axis) {
     return -1;
 }
 
+int64_t ml_type_size(const ml_type *t, ml_axis axis) {
+    int at = ml_type_find(t, axis);
+    return at < 0 ? 0 : t->size[at];
+}
+
 enum { LARGE_PART = 256, PART_GRAIN = 16 };
 
 int64_t ml_part_size(int64_t whole, int64_t parts) {

@@ -9,8 +9,8 @@ enum { KERNEL_BATCH_AXES = 3, KERNEL_HEAD_DIM = 256 };
 static bool served(const ml_graph *g, ml_ref node, const ml_attention_args *args) {
     const ml_type *q = ml_graph_type(g, ml_graph_source(g, node, 0));
     const ml_type *v = ml_graph_type(g, ml_graph_source(g, node, 2));
-    int64_t dim = q->size[ml_type_find(q, args->head_dim)];
-    int64_t value_dim = v->size[ml_type_find(v, args->head_dim)];
+    int64_t dim = ml_type_size(q, args->head_dim);
+    int64_t value_dim = ml_type_size(v, args->head_dim);
     int batch_axes = q->rank - 2 - (ml_type_find(q, args->heads) >= 0);
     return q->dtype != ML_F64 && batch_axes <= KERNEL_BATCH_AXES && dim <= KERNEL_HEAD_DIM &&
            value_dim <= KERNEL_HEAD_DIM;
@@ -28,7 +28,7 @@ static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
     ml_attention_args args;
     ml_attention_read(r->to, copy, &args);
     const ml_type *k = ml_graph_type(r->to, sources[1]);
-    int64_t keys = k->size[ml_type_find(k, args.kv_seq)];
+    int64_t keys = ml_type_size(k, args.kv_seq);
     if (keys > *(const int64_t *)r->context && served(r->to, copy, &args)) return copy;
     ml_ref *outputs = r->outputs[node] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
     ml_attention_decompose(r->to, copy, outputs);

@@ -26,10 +26,10 @@ static double attention_flops(const ml_graph *g, ml_ref n, bool gradient) {
     const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
     const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
     const ml_type *v = ml_graph_type(g, ml_graph_source(g, n, 2));
-    int64_t seq = q->size[ml_type_find(q, args.seq)];
-    int64_t kv_seq = k->size[ml_type_find(k, args.kv_seq)];
-    int64_t dim = q->size[ml_type_find(q, args.head_dim)];
-    int64_t value_dim = v->size[ml_type_find(v, args.head_dim)];
+    int64_t seq = ml_type_size(q, args.seq);
+    int64_t kv_seq = ml_type_size(k, args.kv_seq);
+    int64_t dim = ml_type_size(q, args.head_dim);
+    int64_t value_dim = ml_type_size(v, args.head_dim);
     double rows = (double)ml_type_elements(q) / (double)(seq * dim); /* batch x heads */
     double forward = 2 * rows * unmasked_pairs(&args, seq, kv_seq) * (double)(dim + value_dim);
     return gradient ? 2 * forward : forward;
@@ -54,7 +54,7 @@ double ml_flops(const ml_graph *g, ml_ref n) {
     if (node->op == ML_OP_DOT) {
         const ml_type *a = ml_graph_type(g, ml_graph_source(g, n, 0));
         for (int i = 0; i < node->arg_count; i++)
-            elements *= (double)a->size[ml_type_find(a, (ml_axis)ml_graph_args(g, n)[i])];
+            elements *= (double)ml_type_size(a, (ml_axis)ml_graph_args(g, n)[i]);
         return 2 * elements;
     }
     if (node->op == ML_OP_ATTENTION) return attention_flops(g, n, false);

@@ -99,7 +99,8 @@ ml_axis ml_axis_named(ml_graph *g, const char *name); /* interns */
 const char *ml_axis_name(const ml_graph *g, ml_axis axis);
 /* A new name "stem'N" that no script can write. */
 ml_axis ml_axis_fresh(ml_graph *g, const char *stem);
-int ml_type_find(const ml_type *t, ml_axis axis); /* position, or -1 */
+int ml_type_find(const ml_type *t, ml_axis axis);     /* position, or -1 */
+int64_t ml_type_size(const ml_type *t, ml_axis axis); /* of the axis; 0 where t lacks it */
 /* What a tensor may have at most, and all states together: 2^57, so that sums of a few sizes in
  * bytes stay within int64. */
 #define ML_MAX_ELEMENTS ((int64_t)1 << 57)

@@ -196,7 +196,7 @@ void infer_scatter(infer *in, ml_type *out) {
     if (ml_type_find(as, axis) < 0)
         infer_raise(in, NULL, "cannot scatter along \"%s\": the result has no such axis",
                     name_of(in, axis));
-    infer_indexed(in, axis, as->size[ml_type_find(as, axis)]);
+    infer_indexed(in, axis, ml_type_size(as, axis));
     check_within(in, index, "the index", 0, value, "the value");
     check_within(in, as, "the result", axis, value, "the value");
     for (int i = 0; i < value->rank; i++)

@@ -41,10 +41,9 @@ static int64_t check_bounds(const infer *in, ml_axis groups) {
     ml_axis batch = batch_axis(starts, groups);
     for (int i = 0; batch && i < (in->op == ML_OP_RAGGED_OUTER ? 2 : 1); i++) {
         int at = infer_find(in, i, batch, "pair groups along", i ? "the right" : "the left");
-        check_same(in, batch, infer_source(in, i)->size[at],
-                   starts->size[ml_type_find(starts, batch)]);
+        check_same(in, batch, infer_source(in, i)->size[at], ml_type_size(starts, batch));
     }
-    return starts->size[ml_type_find(starts, groups)];
+    return ml_type_size(starts, groups);
 }
 
 /* The axis of source i that is none of these; raises unless there is exactly one. */
@@ -77,7 +76,7 @@ static void infer_dot(infer *in, ml_type *out) {
                     infer_axes(in, x));
     int n = free_axis(in, 1, groups, k, k, "the right");
     check_same(in, k, x->size[x_k], w->size[w_k]);
-    if (batch) infer_append(in, out, batch, x->size[ml_type_find(x, batch)]);
+    if (batch) infer_append(in, out, batch, ml_type_size(x, batch));
     infer_append(in, out, rows, x->size[x_rows]);
     infer_append(in, out, w->axis[n], w->size[n]);
 }
@@ -167,12 +166,12 @@ double ragged_flops(const ml_graph *g, ml_ref n) {
     const int64_t *args = ml_graph_args(g, n);
     double elements = (double)ml_type_elements(out);
     if (ml_graph_node(g, n)->op == ML_OP_RAGGED_DOT)
-        return 2 * elements * (double)x->size[ml_type_find(x, (ml_axis)args[2])];
+        return 2 * elements * (double)ml_type_size(x, (ml_axis)args[2]);
     ml_axis groups = (ml_axis)args[1];
     ml_axis batch = batch_axis(ml_graph_type(g, ml_graph_source(g, n, 2)), groups);
-    double rows = (double)x->size[ml_type_find(x, (ml_axis)args[0])];
-    if (batch) rows *= (double)x->size[ml_type_find(x, batch)];
-    return 2 * elements / (double)out->size[ml_type_find(out, groups)] * rows;
+    double rows = (double)ml_type_size(x, (ml_axis)args[0]);
+    if (batch) rows *= (double)ml_type_size(x, batch);
+    return 2 * elements / (double)ml_type_size(out, groups) * rows;
 }
 
 /* ---- The definition -------------------------------------------------------------------------- */
@@ -215,12 +214,12 @@ void reference_ragged(ml_op op, const reference_value *const *source, const int6
     ml_axis i_axis = other_axis(&x->type, rows, batch, batch);
     ml_axis j_axis = op == ML_OP_RAGGED_DOT ? other_axis(&w->type, groups, i_axis, i_axis)
                                             : other_axis(&w->type, rows, batch, batch);
-    int64_t row_count = x->type.size[ml_type_find(&x->type, rows)];
-    int64_t m = x->type.size[ml_type_find(&x->type, i_axis)];
-    int64_t n = w->type.size[ml_type_find(&w->type, j_axis)];
-    int64_t batches = batch ? x->type.size[ml_type_find(&x->type, batch)] : 1;
+    int64_t row_count = ml_type_size(&x->type, rows);
+    int64_t m = ml_type_size(&x->type, i_axis);
+    int64_t n = ml_type_size(&w->type, j_axis);
+    int64_t batches = batch ? ml_type_size(&x->type, batch) : 1;
     const ml_type *starts = &source[2]->type;
-    int64_t group_count = starts->size[ml_type_find(starts, groups)];
+    int64_t group_count = ml_type_size(starts, groups);
     strides_by by_row = strides_along(source, out, rows), by_i = strides_along(source, out, i_axis);
     strides_by by_j = strides_along(source, out, j_axis), by_e = strides_along(source, out, groups);
     strides_by by_b = strides_along(source, out, batch);

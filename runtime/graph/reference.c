@@ -117,7 +117,7 @@ static void concat(reference_run *r, ml_ref node, reference_value *out) {
         reference_walk_follow(&w, 1, &part->type, &out->type);
         do out->cells[w.offset[1] + start * strides[position]] = part->cells[w.offset[0]];
         while (reference_walk_step(&w));
-        start += part->type.size[ml_type_find(&part->type, axis)];
+        start += ml_type_size(&part->type, axis);
     }
 }
 

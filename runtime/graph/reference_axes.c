@@ -125,7 +125,7 @@ static int64_t stride_of(const ml_type *t, ml_axis axis) {
 
 void reference_argmax(const reference_value *a, ml_axis axis, reference_value *out) {
     bool is_float = reference_is_float(&a->type);
-    int64_t size = a->type.size[ml_type_find(&a->type, axis)], stride = stride_of(&a->type, axis);
+    int64_t size = ml_type_size(&a->type, axis), stride = stride_of(&a->type, axis);
     reference_walk w = reference_walk_over(&out->type);
     reference_walk_follow(&w, 0, &out->type, &a->type);
     reference_walk_follow(&w, 1, &out->type, &out->type);
@@ -140,7 +140,7 @@ void reference_argmax(const reference_value *a, ml_axis axis, reference_value *o
 
 void reference_cumsum(const reference_value *a, ml_axis axis, bool from_end, reference_value *out) {
     bool is_float = reference_is_float(&a->type);
-    int64_t size = a->type.size[ml_type_find(&a->type, axis)], stride = stride_of(&a->type, axis);
+    int64_t size = ml_type_size(&a->type, axis), stride = stride_of(&a->type, axis);
     ml_type rows = without(&a->type, axis);
     reference_walk w = reference_walk_over(&rows);
     reference_walk_follow(&w, 0, &rows, &a->type);
@@ -162,9 +162,8 @@ void reference_sort(const reference_value *a, ml_axis axis, ml_axis out_axis, bo
                     reference_value *values, reference_value *indices) {
     bool is_float = reference_is_float(&a->type);
     const ml_type *type = &values->type;
-    int64_t size = a->type.size[ml_type_find(&a->type, axis)], stride = stride_of(&a->type, axis);
-    int64_t count = type->size[ml_type_find(type, out_axis)],
-            out_stride = stride_of(type, out_axis);
+    int64_t size = ml_type_size(&a->type, axis), stride = stride_of(&a->type, axis);
+    int64_t count = ml_type_size(type, out_axis), out_stride = stride_of(type, out_axis);
     ml_type rows = without(&a->type, axis);
     reference_walk w = reference_walk_over(&rows);
     reference_walk_follow(&w, 0, &rows, &a->type);
@@ -196,7 +195,7 @@ void reference_dot(const reference_value *a, const reference_value *b, const int
     ml_type summed = {.rank = (uint8_t)count};
     for (int i = 0; i < count; i++) {
         summed.axis[i] = (ml_axis)axes[i];
-        summed.size[i] = a->type.size[ml_type_find(&a->type, (ml_axis)axes[i])];
+        summed.size[i] = ml_type_size(&a->type, (ml_axis)axes[i]);
     }
     reference_walk w = reference_walk_over(&out->type);
     reference_walk_follow(&w, 0, &out->type, &a->type);
@@ -226,7 +225,7 @@ void reference_dot(const reference_value *a, const reference_value *b, const int
 
 void reference_gather(const reference_value *table, const reference_value *index, ml_axis axis,
                       reference_value *out) {
-    int64_t size = table->type.size[ml_type_find(&table->type, axis)];
+    int64_t size = ml_type_size(&table->type, axis);
     int64_t stride = stride_of(&table->type, axis);
     reference_walk w = reference_walk_over(&out->type);
     reference_walk_follow(&w, 0, &out->type, &table->type);
@@ -246,7 +245,7 @@ void reference_gather(const reference_value *table, const reference_value *index
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out) {
     bool is_float = reference_is_float(&out->type);
-    int64_t size = out->type.size[ml_type_find(&out->type, axis)];
+    int64_t size = ml_type_size(&out->type, axis);
     int64_t stride = stride_of(&out->type, axis);
     reference_walk w = reference_walk_over(&value->type);
     reference_walk_follow(&w, 0, &value->type, &out->type);

@@ -64,7 +64,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_graph *g = r->to;
     const ml_type type = *ml_graph_type(r->from, n);
     ml_axis along = (ml_axis)ml_graph_args(r->from, n)[0];
-    int64_t size = type.size[ml_type_find(&type, along)];
+    int64_t size = ml_type_size(&type, along);
     ml_ref order = r->map[found.order], sum = 0;
     ml_ref inverse =
         ml_out(g, ml_graph_add(g, ML_OP_SORT, &order, 1, (int64_t[]){found.rows, 0}, 2, NULL), 1);

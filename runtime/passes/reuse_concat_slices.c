@@ -107,8 +107,8 @@ static ml_ref rename_back(rewrite *r, ml_ref n, ml_ref moved) {
 static ml_ref split_back(rewrite *r, ml_ref n, ml_ref moved, const ml_type *type) {
     const int64_t *args = ml_graph_args(r->from, n);
     ml_axis outer = (ml_axis)args[0], inner = (ml_axis)args[1];
-    return ml_split(r->to, moved, (ml_axis)args[2], outer, type->size[ml_type_find(type, outer)],
-                    inner, type->size[ml_type_find(type, inner)]);
+    return ml_split(r->to, moved, (ml_axis)args[2], outer, ml_type_size(type, outer), inner,
+                    ml_type_size(type, inner));
 }
 
 /* What movement n was made from, given its result. */
@@ -129,7 +129,7 @@ static ml_ref part_of(state *s, ml_ref n) {
     for (int i = 0; i <= s->part[n]; i++) {
         const ml_type *type = ml_graph_type(r->from, ml_graph_source(r->from, concat, i));
         start += size;
-        size = type->size[ml_type_find(type, axis)];
+        size = ml_type_size(type, axis);
     }
     ml_ref made = ml_slice(r->to, r->map[concat], axis, start, start + size);
     made = ml_permute(r->to, made, ml_graph_type(r->from, at));

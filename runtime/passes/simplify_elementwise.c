@@ -147,7 +147,7 @@ static ml_ref join_pads(const subject *x) {
     memcpy(right, ml_graph_args(x->g, x->b), sizeof right);
     if (left[0] != right[0]) return 0;
     ml_axis axis = (ml_axis)left[0];
-    int64_t total = x->type.size[ml_type_find(&x->type, axis)];
+    int64_t total = ml_type_size(&x->type, axis);
     ml_ref parts[2] = {source(x, x->a, 0), source(x, x->b, 0)};
     int64_t args[3] = {axis, left[1], right[2]};
     if (total - left[2] != right[1]) {

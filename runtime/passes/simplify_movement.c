@@ -29,7 +29,7 @@ static ml_ref fit(const subject *x, ml_ref n) {
     return simplify_fit(x->s, n, &x->type);
 }
 static int64_t size_in(const ml_type *t, int64_t axis) {
-    return t->size[ml_type_find(t, (ml_axis)axis)];
+    return ml_type_size(t, (ml_axis)axis);
 }
 static bool has(const ml_type *t, int64_t axis) {
     return ml_type_find(t, (ml_axis)axis) >= 0;

@@ -38,8 +38,7 @@ static ml_ref number(shard_attention *x, ml_ref like, double value) {
 }
 
 static int64_t size_along(const shard_attention *x, ml_ref n, ml_axis axis) {
-    const ml_type *t = ml_graph_type(x->g, n);
-    return t->size[ml_type_find(t, axis)];
+    return ml_type_size(ml_graph_type(x->g, n), axis);
 }
 
 static ml_ref *by_source(const shard_attention *x) {

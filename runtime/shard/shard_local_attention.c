@@ -131,7 +131,7 @@ static ml_ref copy_index(const function_copy *c, ml_axis axis) {
     for (int i = 0; i < x->index_count; i++)
         if (x->index_axis[i] == axis)
             return parameter(c, 1 + x->count - x->captured + i, ml_graph_type(x->g, x->index[i]));
-    return ml_iota(x->g, axis, c->score.size[ml_type_find(&c->score, axis)]);
+    return ml_iota(x->g, axis, ml_type_size(&c->score, axis));
 }
 
 /* The function over the scores of the call. */

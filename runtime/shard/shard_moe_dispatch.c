@@ -259,7 +259,7 @@ const shard_exchange *shard_exchange_of(sharder *s, ml_ref n, const ml_placement
 static ml_ref ordered(const sharder *s, ml_ref n, ml_ref node) {
     ml_type order = *ml_graph_type(s->from, n);
     const ml_type *t = ml_graph_type(s->to, node);
-    for (int i = 0; i < order.rank; i++) order.size[i] = t->size[ml_type_find(t, order.axis[i])];
+    for (int i = 0; i < order.rank; i++) order.size[i] = ml_type_size(t, order.axis[i]);
     return ml_permute(s->to, node, &order);
 }
 
@@ -272,7 +272,7 @@ static ml_ref front(ml_graph *g, ml_ref node, ml_axis one, ml_axis two) {
         ml_axis axis = i < 2 ? first[i] : t->axis[i - 2];
         if (i >= 2 && (axis == one || axis == two)) continue;
         order.axis[order.rank] = axis;
-        order.size[order.rank++] = t->size[ml_type_find(t, axis)];
+        order.size[order.rank++] = ml_type_size(t, axis);
     }
     return ml_permute(g, node, &order);
 }

@@ -119,7 +119,7 @@ static ml_ref to_front(movement *m, int position) {
 static void back(movement *m, ml_ref node) {
     ml_type order = m->global;
     const ml_type *t = ml_graph_type(m->s->to, node);
-    for (int i = 0; i < order.rank; i++) order.size[i] = t->size[ml_type_find(t, order.axis[i])];
+    for (int i = 0; i < order.rank; i++) order.size[i] = ml_type_size(t, order.axis[i]);
     m->node = ml_permute(m->s->to, node, &order);
 }
 

@@ -46,8 +46,8 @@ static double work_of(work *w, ml_ref n) {
     ml_attention_read(w->g, n, &args);
     const ml_type *q = ml_graph_type(w->g, ml_graph_source(w->g, n, 0));
     const ml_type *k = ml_graph_type(w->g, ml_graph_source(w->g, n, 1));
-    int64_t queries = q->size[ml_type_find(q, args.seq)];
-    int64_t keys = k->size[ml_type_find(k, args.kv_seq)], shift = keys - queries;
+    int64_t queries = ml_type_size(q, args.seq);
+    int64_t keys = ml_type_size(k, args.kv_seq), shift = keys - queries;
     if (args.placed) {
         int places = ml_attention_captured(w->g, n) - 2;
         shift = args.offset + value_of(w, ml_graph_source(w->g, n, places)).integer -

@@ -31,9 +31,7 @@ typedef struct {
 } attention_call;
 
 static int64_t size_of(const attention_call *call, ml_ref n, ml_axis axis) {
-    const ml_type *t = ml_graph_type(call->graph, n);
-    int at = ml_type_find(t, axis);
-    return at < 0 ? 0 : t->size[at];
+    return ml_type_size(ml_graph_type(call->graph, n), axis);
 }
 
 /* n with `axis` innermost: kernels read rows of it. */
@@ -95,8 +93,7 @@ static void widen(void *argument) {
 static void widen_iota(void *argument) {
     attention_call *call = argument;
     ml_axis axis = (ml_axis)call->index;
-    call->index =
-        ml_iota(call->graph, axis, call->score_type.size[ml_type_find(&call->score_type, axis)]);
+    call->index = ml_iota(call->graph, axis, ml_type_size(&call->score_type, axis));
     widen(argument);
 }
 

@@ -77,7 +77,7 @@ static int64_t place_in_source(const ml_graph *g, ml_ref n, int k, int64_t skipp
             c = coordinate(to, at, (ml_axis)args[1]) * args[4] +
                 coordinate(to, at, (ml_axis)args[3]);
         if (node->op == ML_OP_MERGE && (axis == args[0] || axis == args[1])) {
-            int64_t inner = from->size[ml_type_find(from, (ml_axis)args[1])];
+            int64_t inner = ml_type_size(from, (ml_axis)args[1]);
             int64_t merged = coordinate(to, at, (ml_axis)args[2]);
             c = axis == args[0] ? merged / inner : merged % inner;
         }
@@ -97,7 +97,7 @@ static const unsigned char *part_of_source(search *s, ml_ref n, int k, const uns
     int64_t at[ML_MAX_AXES] = {0}, count = ml_type_elements(to), skipped = 0;
     for (int i = 0; node->op == ML_OP_CONCAT && i < k; i++) {
         const ml_type *before = ml_graph_type(g, ml_graph_source(g, n, i));
-        skipped += before->size[ml_type_find(before, (ml_axis)ml_graph_args(g, n)[0])];
+        skipped += ml_type_size(before, (ml_axis)ml_graph_args(g, n)[0]);
     }
     for (int64_t i = 0; i < count; i++) {
         int64_t place = !part || part[i] ? place_in_source(g, n, k, skipped, at) : -1;
