@@ -1,17 +1,18 @@
-/* Recurrences of sums of outer products that decay by a number (linear attention, RetNet, Mamba-2,
- * the memory and the normaliser of mLSTM), by products over chunks of positions.
+/* Recurrences of sums of outer products that decay by numbers (linear attention, RetNet, GLA,
+ * Mamba-2, the memory and the normaliser of mLSTM), by products over chunks of positions.
  *
- * With S' = a S + k v, where a has no axis of k's or v's own, and reads of S or S' by a product
- * with q over k's axes, the results within a chunk are (q k^T * D) v, where D(p, j) is the product
- * of the decays after position j up to p; what chunks before leave is q S D(p). The states from
- * chunk to chunk are a recurrence by elements. D is one too, over the positions of a chunk: no
- * logarithms, so that decays of any sign, and of 0 (resets), are exact. What a state is, is found
- * from its next value as algebra: any spelling of an affine function serves. */
+ * With S' = a S + k v, where a has no axis of v's own, and reads of S or S' by a product with q
+ * over k's axes, the results within a chunk are (q k^T * D) v, where D(p, j) is the product of the
+ * decays after position j up to p; what chunks before leave is q S D(p). Where each channel of keys
+ * has a decay, D is a factor of the keys: q (k D)^T. The states from chunk to chunk are a
+ * recurrence by elements. D is one too, over the positions of a chunk: no logarithms, so that
+ * decays of any sign, and of 0 (resets), are exact. What a state is, is found from its next value
+ * as algebra: any spelling of an affine function serves. */
 #include <string.h>
 
 #include "runtime/graph/recurrence_internal.h"
 
-enum { MOST_STATES = 8, MOST_READS = 16, MOST_FACTORS = 16 };
+enum { MOST_STATES = 8, MOST_READS = 16, MOST_FACTORS = 16, LEAST_LENGTH = 32 };
 
 /* A product with a state: read = sum over axes of (S or S') q. */
 typedef struct {
@@ -24,6 +25,7 @@ typedef struct {
     ml_ref decay, rest; /* S' = decay S + rest; rest 0: none */
     ml_ref key, value;  /* rest = key value; value 0: 1 */
     ml_type keys;       /* the axes that reads contract; rank 0 before the first read */
+    bool per_key;       /* the decay has axes of keys: a number for each channel */
     ml_ref final;
 } state_form;
 
@@ -174,7 +176,7 @@ static bool split_rest(form *f, int i) {
         *side = *side ? join(f, ML_OP_MUL, *side, list[k]) : list[k];
     }
     if (!state->key || !within(&state->keys, type_of(f, state->key))) return false;
-    if (has_any(type_of(f, state->decay), &state->keys)) return false;
+    state->per_key = has_any(type_of(f, state->decay), &state->keys);
     for (int k = 0; k < f->read_count && !state->value; k++) /* else whole matrices */
         if (f->reads[k].state == i && !within(type_of(f, state->key), type_of(f, f->reads[k].q)))
             return false;
@@ -300,8 +302,10 @@ static ml_ref contract(form *f, ml_ref a, ml_ref b, const ml_type *over, ml_dtyp
     return ml_dot(f->g, a, b, over->axis, over->rank, dtype);
 }
 
-/* Decays within chunks: x' = a x + e from `x0` on over the positions, before and after each one. */
-static ml_ref decays(form *f, ml_ref a, ml_ref e, ml_ref x0, bool after, ml_ref *final) {
+/* Decays within chunks: x' = a x + e times from `x0` on over the positions, where e (0: none)
+ * differs by position and times (0: 1) does not; before or after each one. */
+static ml_ref decays(form *f, ml_ref a, ml_ref e, ml_ref times, ml_ref x0, bool after,
+                     ml_ref *final) {
     ml_graph *g = f->g;
     ml_recurrence_pair in[2], x = {0, x0};
     ml_ref sources[2] = {a, e};
@@ -313,7 +317,10 @@ static ml_ref decays(form *f, ml_ref a, ml_ref e, ml_ref x0, bool after, ml_ref 
         in[i] = (ml_recurrence_pair){ml_recurrence_parameter(g, &type), sources[i]};
     }
     ml_ref next = ml_map2(g, ML_OP_MUL, x.parameter, in[0].parameter);
-    if (e) next = ml_map2(g, ML_OP_ADD, next, in[1].parameter);
+    ml_ref term = e ? in[1].parameter : 0;
+    ml_type order = *ml_graph_type(g, x0);
+    if (e && times) term = join(f, ML_OP_MUL, times, term);
+    if (e) next = ml_permute(g, ml_map2(g, ML_OP_ADD, next, term), &order);
     ml_recurrence_step step = {.axis = f->p,
                                .reverse = f->s->reverse,
                                .length = f->chunk,
@@ -371,8 +378,8 @@ static ml_ref merged(form *f, ml_ref y, const ml_type *read) {
 }
 
 typedef struct {
-    ml_ref a, keys, values; /* of all chunks; keys and values by j; values 0: 1 */
-    ml_ref before, one, diagonal, none;
+    ml_ref a, keys, values;            /* of all chunks; keys and values by j; values 0: 1 */
+    ml_ref one, diagonal, none, times; /* times: keys where these decay by channel; else 0 */
 } state_chunks;
 
 static void read_one(form *f, state_read *r, const state_chunks *c, ml_ref before) {
@@ -381,16 +388,21 @@ static void read_one(form *f, state_read *r, const state_chunks *c, ml_ref befor
     ml_type read = *type_of(f, r->node), over = {.rank = 1, .axis = {f->j}, .size = {f->chunk}};
     ml_dtype dtype = (ml_dtype)type_of(f, f->s->states[r->state].parameter)->dtype;
     ml_ref unused, q = chunked(f, r->q);
-    ml_ref within = decays(f, c->a, c->diagonal, c->none, r->after, &unused);
-    ml_ref since = decays(f, c->a, 0, c->one, r->after, &unused);
-    ml_ref weights = join(f, ML_OP_MUL, contract(f, q, c->keys, &state->keys, dtype), within);
+    ml_ref decayed = decays(f, c->a, c->diagonal, c->times, c->none, r->after, &unused);
+    ml_ref since = decays(f, c->a, 0, 0, c->one, r->after, &unused), weights, carried;
+    if (state->per_key) {
+        weights = contract(f, q, decayed, &state->keys, dtype);
+        carried = contract(f, join(f, ML_OP_MUL, q, since), before, &state->keys, dtype);
+    } else {
+        weights = join(f, ML_OP_MUL, contract(f, q, c->keys, &state->keys, dtype), decayed);
+        carried = join(f, ML_OP_MUL, contract(f, q, before, &state->keys, dtype), since);
+    }
     ml_ref y;
     if (c->values) {
         ml_dtype narrow = (ml_dtype)type_of(f, c->values)->dtype;
         y = contract(f, ml_cast(g, weights, narrow), c->values, &over, dtype);
     } else
         y = ml_reduce(g, ML_OP_SUM, weights, &f->j, 1);
-    ml_ref carried = join(f, ML_OP_MUL, contract(f, q, before, &state->keys, dtype), since);
     r->full = merged(f, join(f, ML_OP_ADD, carried, y), &read);
 }
 
@@ -408,6 +420,15 @@ static void compute_state(form *f, int i) {
     row.rank--;
     square = row;
     square.axis[square.rank] = f->j, square.size[square.rank++] = f->chunk;
+    if (state->per_key) { /* keys as far as they have decayed at each position */
+        c.times = ml_cast(g, c.keys, dtype);
+        const ml_type *keys = type_of(f, c.keys);
+        for (int k = 0; k < keys->rank && square.rank < ML_MAX_AXES; k++)
+            if (ml_type_find(&square, keys->axis[k]) < 0) {
+                square.axis[square.rank] = keys->axis[k];
+                square.size[square.rank++] = keys->size[k];
+            }
+    }
     c.one = ml_broadcast(g, ml_const(g, dtype, 1), &row);
     c.none = ml_broadcast(g, ml_const(g, dtype, 0), &square);
     ml_type pairs = {
@@ -415,9 +436,10 @@ static void compute_state(form *f, int i) {
     ml_ref at = ml_broadcast(g, ml_iota(g, f->p, f->chunk), &pairs);
     c.diagonal = ml_cast(g, ml_map2(g, ML_OP_EQ, at, ml_iota(g, f->j, f->chunk)), dtype);
     ml_ref last, total;
-    (void)decays(f, c.a, c.diagonal, c.none, true, &last);
-    (void)decays(f, c.a, 0, c.one, true, &total);
-    ml_ref keys = join(f, ML_OP_MUL, c.keys, ml_cast(g, last, (ml_dtype)type_of(f, c.keys)->dtype));
+    (void)decays(f, c.a, c.diagonal, c.times, c.none, true, &last);
+    (void)decays(f, c.a, 0, 0, c.one, true, &total);
+    last = ml_cast(g, last, (ml_dtype)type_of(f, c.keys)->dtype);
+    ml_ref keys = state->per_key ? last : join(f, ML_OP_MUL, c.keys, last);
     ml_ref sums = c.values ? contract(f, keys, c.values, &over, dtype)
                            : ml_cast(g, ml_reduce(g, ML_OP_SUM, keys, &f->j, 1), dtype);
     ml_ref before = between(f, i, total, sums, &state->final);
@@ -499,11 +521,16 @@ static void give_rest(form *f, ml_ref *outputs) {
         f->states[i].final = ml_out(g, made, s.stacked_count + i);
 }
 
-/* Long enough chunks for products, short ones of short sequences. */
+/* Chunks long enough for products, short for short sequences and where each channel has a decay of
+ * its own; of a length that divides the whole, if there is one. */
 static bool choose_chunk(form *f) {
-    int64_t length = f->s->length;
     enum { LEAST = 16, SHORT = 128, LONG = 512 };
-    f->chunk = length >= LONG ? 64 : length >= SHORT ? 32 : LEAST;
+    int64_t length = f->s->length, most = length >= LONG ? 64 : length >= SHORT ? 32 : LEAST;
+    for (int i = 0; i < f->s->state_count; i++)
+        if (f->states[i].per_key) most = LEAST;
+    f->chunk = most;
+    while (length % f->chunk != 0 && f->chunk > most / 2) f->chunk--;
+    if (length % f->chunk != 0) f->chunk = most;
     f->chunks = length / f->chunk;
     return f->chunks >= 2 && (!f->s->reverse || f->chunks * f->chunk == length);
 }
@@ -515,7 +542,7 @@ static ml_axis named(form *f, const char *suffix) {
 
 bool recurrence_chunks(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
     form f = {.g = g, .s = s};
-    if (!choose_chunk(&f) || !is_form(&f)) return false;
+    if (s->length < LEAST_LENGTH || !is_form(&f) || !choose_chunk(&f)) return false;
     f.chunk_axis = named(&f, "chunks");
     f.p = named(&f, "positions");
     f.j = named(&f, "keys");

@@ -113,6 +113,11 @@ memory("memory with a normaliser", 33, false, function(s, t, wide, keys)
   local S, n = s.S * t.g + wide(t.k) * t.v, s.n * t.g + keys(t.k)
   return { S = S, n = n }, S:dot(t.q, "k") / (1 + m.abs(n:dot(t.q, "k")))
 end)
+memory("memory with a decay for each channel", 32, false, function(s, t, wide, keys)
+  local g = keys(t.g) * m.sigmoid(keys(t.k))
+  local S, n = s.S * wide(g) + wide(t.k) * t.v, s.n * g + keys(t.k)
+  return { S = S, n = n }, s.S:dot(t.q, "k") * n:dot(t.q, "k")
+end)
 if not layout then
   memory("memory, other spellings, reversed", 32, true, function(s, t, wide, keys)
     local z = 1 - t.g
