@@ -8,32 +8,6 @@
 
 typedef const unsigned char *place;
 
-/* The longest added token that the text begins with, or NULL. */
-static const text_added *longest_added(const text_added_set *set, const char *text, size_t bytes) {
-    uint32_t low = 0, high = set->list.count;
-    const text_added *best = NULL;
-    for (size_t depth = 0; low < high; depth++) {
-        if (set->list.at[low].text.bytes == depth) best = &set->list.at[low++];
-        if (depth == bytes) break;
-        unsigned char byte = (unsigned char)text[depth];
-        for (uint32_t end = high; low < end;) { /* the first whose byte is not less */
-            uint32_t middle = (low + end) / 2;
-            if ((unsigned char)set->list.at[middle].text.at[depth] < byte)
-                low = middle + 1;
-            else
-                end = middle;
-        }
-        for (uint32_t begin = low; begin < high;) { /* the first whose byte is greater */
-            uint32_t middle = (begin + high) / 2;
-            if ((unsigned char)set->list.at[middle].text.at[depth] <= byte)
-                begin = middle + 1;
-            else
-                high = middle;
-        }
-    }
-    return best;
-}
-
 static bool is_word(uint32_t c) { /* \w */
     return unicode_class(c) & (TEXT_LETTER | TEXT_MARK | TEXT_NUMBER) || c == '_' || c == 0x203F ||
            c == 0x2040 || c == 0x200C || c == 0x200D;
@@ -64,7 +38,7 @@ static ml_status find_added(ml_encoder *e, const text_added_set *set, const char
             at = next ? next : last;
             continue;
         }
-        const text_added *added = longest_added(set, (const char *)at, (size_t)(last - at));
+        const text_added *added = text_find_added(set, (const char *)at, (size_t)(last - at));
         if (!added) {
             at++;
             continue;

@@ -94,7 +94,7 @@ static void load_piece(ml_tokenizer *t, uint32_t id, bytes_left message, double 
         t->byte_id[byte] = id;
         t->decoding.fallback = true;
     } else if (type == USER_DEFINED && text.bytes) {
-        *ML_PUSH(t->arena, &t->added.list) = (text_added){.text = text, .id = id};
+        *ML_PUSH(t->arena, &t->added_normalized.list) = (text_added){.text = text, .id = id};
     }
     *score = type == NORMAL ? (double)value : 0;
 }
@@ -136,12 +136,6 @@ static unsigned load_trainer(ml_tokenizer *t, bytes_left message) {
     return type;
 }
 
-static text_normal *add_normal(ml_tokenizer *t, text_normal_kind kind) {
-    text_normal *step = ML_PUSH(t->arena, &t->normals);
-    step->kind = kind;
-    return step;
-}
-
 /* The compiled map: the bytes of a double array, it, and the texts that it leads to, each ended by
  * a 0. */
 void load_charsmap(ml_tokenizer *t, const char *at, size_t size) {
@@ -166,28 +160,15 @@ static void load_normalizer(ml_tokenizer *t, bytes_left message) {
         if (f.number == 4) extra = f.value != 0;
         if (f.number == 5) escape = f.value != 0;
     }
-    if (charsmap.end > charsmap.at) {
+    if (charsmap.end > charsmap.at)
         load_charsmap(t, (const char *)charsmap.at, (size_t)(charsmap.end - charsmap.at));
-        add_normal(t, NORMAL_CHARSMAP);
-    }
-    if (extra) {
-        text_normal *strip = add_normal(t, NORMAL_REPLACE), *runs = add_normal(t, NORMAL_REPLACE);
-        strip->to = (text_string){"", 0};
-        runs->to = (text_string){" ", 1};
-        void **code = ML_PUSH(t->arena, &t->codes);
-        ML_CHECK(regex_compile("\\A +| +\\z", 9, code));
-        strip->from.code = *code;
-        code = ML_PUSH(t->arena, &t->codes);
-        ML_CHECK(regex_compile(" {2,}", 5, code));
-        runs->from.code = *code;
-    }
-    if (prefix) add_normal(t, NORMAL_PREPEND)->to = (text_string){" ", 1};
+    *ML_PUSH(t->arena, &t->normals) =
+        (text_normal){.kind = NORMAL_SENTENCEPIECE,
+                      .left = prefix,
+                      .right = extra,
+                      .to = escape ? (text_string){METASPACE, 3} : (text_string){" ", 1}};
     t->decoding.strip = (text_string){" ", 1};
     t->decoding.strip_count = prefix;
-    if (!escape) return;
-    text_split *split = ML_PUSH(t->arena, &t->splits);
-    *split = (text_split){.kind = SPLIT_METASPACE, .behavior = PIECE_WITH_NEXT};
-    split->to = split->pattern.text = (text_string){METASPACE, 3};
 }
 
 static void decode_spaces(ml_tokenizer *t) {
@@ -230,7 +211,7 @@ void load_model(ml_tokenizer *t, const char *text, size_t bytes) {
     }
     t->unknown_score = (float)(least - 10);
     text_index(t);
-    load_sort_added(&t->added);
+    load_sort_added(&t->added_normalized);
     t->kind = load_trainer(t, trainer) == MERGES ? MODEL_BPE : MODEL_UNIGRAM;
     load_normalizer(t, normalizer);
     if (t->bos >= t->vocab) t->bos = -1;

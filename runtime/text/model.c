@@ -18,6 +18,31 @@ uint32_t text_find(const ml_tokenizer *t, const ml_index *index, bool raw, const
     return TEXT_NO_ID;
 }
 
+const text_added *text_find_added(const text_added_set *set, const char *text, size_t bytes) {
+    uint32_t low = 0, high = set->list.count;
+    const text_added *best = NULL;
+    for (size_t depth = 0; low < high; depth++) {
+        if (set->list.at[low].text.bytes == depth) best = &set->list.at[low++];
+        if (depth == bytes) break;
+        unsigned char byte = (unsigned char)text[depth];
+        for (uint32_t end = high; low < end;) { /* the first whose byte is not less */
+            uint32_t middle = (low + end) / 2;
+            if ((unsigned char)set->list.at[middle].text.at[depth] < byte)
+                low = middle + 1;
+            else
+                end = middle;
+        }
+        for (uint32_t begin = low; begin < high;) { /* the first whose byte is greater */
+            uint32_t middle = (begin + high) / 2;
+            if ((unsigned char)set->list.at[middle].text.at[depth] <= byte)
+                begin = middle + 1;
+            else
+                high = middle;
+        }
+    }
+    return best;
+}
+
 void text_set(ml_tokenizer *t, uint32_t id, text_string text, unsigned flags) {
     if (id >= TEXT_MOST_IDS)
         ml_raise(ML_INVALID, "the token \"%.60s\" has the id %u, and %d is the most", text.at, id,

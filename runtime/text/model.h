@@ -53,8 +53,8 @@ typedef enum {
     NORMAL_ACCENTS, /* marks left out */
     NORMAL_REPLACE,
     NORMAL_PREPEND,
-    NORMAL_CHARSMAP,   /* SentencePiece's table */
-    NORMAL_PRECOMPILED /* the same table as Hugging Face's library applies it */
+    NORMAL_SENTENCEPIECE, /* left: a space is prepended; right: spaces in excess removed */
+    NORMAL_PRECOMPILED    /* its table as Hugging Face's library applies it */
 } text_normal_kind;
 typedef struct {
     text_normal_kind kind;
@@ -147,6 +147,8 @@ text_string text_copy(ml_arena *arena, const char *at, size_t bytes);
 /* The id of a token by its text, or TEXT_NO_ID. */
 uint32_t text_find(const ml_tokenizer *tokenizer, const ml_index *index, bool raw, const char *at,
                    size_t bytes);
+/* The longest added token that the text begins with, or NULL. */
+const text_added *text_find_added(const text_added_set *set, const char *text, size_t bytes);
 /* Set a token (raises where the id is too large); later ones replace earlier ones. */
 void text_set(ml_tokenizer *tokenizer, uint32_t id, text_string text, unsigned flags);
 /* Index the tokens that are known by their texts. */

@@ -177,6 +177,7 @@ static size_t find_mapped(const ml_tokenizer *t, place at, place end, bool short
                           const char **to) {
     size_t node = 0, found = 0;
     const uint32_t *unit = t->charsmap_trie;
+    if (!unit) return 0;
 #define OFFSET(u) ((size_t)((u) >> 10) << (((u)&512) >> 6))
     node ^= OFFSET(unit[0]);
     for (place p = at; p < end; p++) {
@@ -195,18 +196,44 @@ static size_t find_mapped(const ml_tokenizer *t, place at, place end, bool short
     return found;
 }
 
-static ml_status charsmap(const ml_tokenizer *t, place at, place end, ml_bytes *to) {
-    for (int length; at < end; at += length) {
-        const char *made;
-        size_t found = find_mapped(t, at, end, false, &made);
-        if (found) {
-            ML_TRY(ml_bytes_add(to, made, strlen(made)));
-            length = (int)found;
-        } else {
-            unicode_read(at, end, &length);
-            ML_TRY(ml_bytes_add(to, at, (size_t)length));
-        }
+static ml_status add_spaced(ml_bytes *to, const char *text, size_t bytes, text_string space) {
+    for (const char *end = text + bytes, *next; text < end; text = next + 1) {
+        if (!(next = memchr(text, ' ', (size_t)(end - text))))
+            return ml_bytes_add(to, text, (size_t)(end - text));
+        ML_TRY(ml_bytes_add(to, text, (size_t)(next - text)));
+        ML_TRY(ml_bytes_add(to, space.at, space.bytes));
     }
+    return ML_OK;
+}
+
+/* As SentencePiece: symbols of the user stay as they are, the map applies to the rest; `to` of
+ * the step stands for a space. */
+static ml_status sentencepiece(const ml_tokenizer *t, const text_normal *step, place at, place end,
+                               ml_bytes *to) {
+    const text_added_set *symbols = &t->added_normalized;
+    text_string space = step->to;
+    bool spaced = step->right; /* what came before ends with a space */
+    if (at < end && step->left) ML_TRY(ml_bytes_add(to, space.at, space.bytes));
+    for (size_t found, bytes; at < end; at += found) {
+        const char *made = (const char *)at;
+        const text_added *symbol =
+            symbols->first[*at] ? text_find_added(symbols, made, (size_t)(end - at)) : NULL;
+        if (symbol) {
+            found = bytes = symbol->text.bytes;
+        } else if ((found = find_mapped(t, at, end, false, &made))) {
+            bytes = strlen(made);
+        } else {
+            int length;
+            unicode_read(at, end, &length);
+            found = bytes = (size_t)length;
+        }
+        for (; spaced && bytes && *made == ' '; bytes--) made++;
+        if (bytes) spaced = step->right && made[bytes - 1] == ' ';
+        ML_TRY(add_spaced(to, made, bytes, space));
+    }
+    while (step->right && to->count >= space.bytes &&
+           memcmp(to->at + to->count - space.bytes, space.at, space.bytes) == 0)
+        to->count -= space.bytes;
     return ML_OK;
 }
 
@@ -250,7 +277,7 @@ static ml_status apply(const ml_tokenizer *t, const text_normal *step, regex_mat
     case NORMAL_PREPEND:
         if (from->count) ML_TRY(ml_bytes_add(to, step->to.at, step->to.bytes));
         return ml_bytes_add(to, at, from->count);
-    case NORMAL_CHARSMAP: return charsmap(t, at, end, to);
+    case NORMAL_SENTENCEPIECE: return sentencepiece(t, step, at, end, to);
     case NORMAL_PRECOMPILED: return precompiled(t, at, end, to);
     }
     return ml_bytes_add(to, at, from->count);

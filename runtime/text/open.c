@@ -66,7 +66,7 @@ static void build(void *argument) {
     if (!model) load_ends(t, r->config); /* a .model says it itself */
     bpe_prepare(t);
     normalize_prepare(t);
-    normalize_added(r);
+    if (!model) normalize_added(r); /* SentencePiece's are as the model has them */
 }
 
 /* The whole file, in *text; a final 0 follows. */

@@ -59,8 +59,10 @@ static void add_piece(FILE *to, const char *text, int type) {
     fprintf(to, "\x18%c", type);
 }
 
-/* The first `bytes` bytes of the map in a model of that type (1: unigram, 2: BPE). */
-static ml_status open_model(const charsmap *map, size_t bytes, int type, ml_tokenizer **t) {
+/* The first `bytes` bytes of the map in a model of that type (1: unigram, 2: BPE), with a symbol of
+ * the user or NULL. */
+static ml_status open_symbols(const charsmap *map, size_t bytes, int type, const char *symbol,
+                              ml_tokenizer **t) {
     static const char *const pieces[] = {
         "\xE2\x96\x81", "a", "b", "c", "d", "x", "y", "z", "f", "i", "A", "\xC3\xAD"};
     char path[64];
@@ -71,6 +73,7 @@ static ml_status open_model(const charsmap *map, size_t bytes, int type, ml_toke
     add_piece(file, "<s>", 3);
     add_piece(file, "</s>", 3);
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) add_piece(file, pieces[i], 1);
+    if (symbol) add_piece(file, symbol, 4);
     fprintf(file, "\x12\x02\x18%c\x1A", type);
     size_t head = 2;
     for (size_t left = bytes; left > 0x7F; left >>= 7) head++;
@@ -84,6 +87,10 @@ static ml_status open_model(const charsmap *map, size_t bytes, int type, ml_toke
     ml_status status = ml_tokenizer_open(path, t);
     unlink(path);
     return status;
+}
+
+static ml_status open_model(const charsmap *map, size_t bytes, int type, ml_tokenizer **t) {
+    return open_symbols(map, bytes, type, NULL, t);
 }
 
 static size_t size_of(const charsmap *map) {
@@ -129,6 +136,27 @@ TEST(text, charsmap_rules) {
         ml_ids ids = {0};
         CHECK_STATUS(ml_tokenizer_encode(t, "\xEF\xAC\x81", 3, 0, &ids), ML_OK);
         CHECK(ids.count == 3 && ids.at[0] == 3 && ids.at[1] == 11 && ids.at[2] == 12);
+        ml_ids_free(&ids);
+        ml_tokenizer_close(t);
+    }
+}
+
+/* Symbols of the user stay as they are, whatever the map says; the spaces around them too, and only
+ * the text's beginning has one prepended. */
+TEST(text, charsmap_leaves_symbols) {
+    charsmap map;
+    make_charsmap(&map);
+    for (int type = 1; type <= 2; type++) {
+        ml_tokenizer *t;
+        ml_ids ids = {0};
+        REQUIRE(open_symbols(&map, size_of(&map), type, "\xEF\xAC\x81", &t) == ML_OK);
+        const char *text = " b  \xEF\xAC\x81 c\xEF\xAC\x81\xEF\xBC\xA1 ";
+        CHECK_STATUS(ml_tokenizer_encode(t, text, strlen(text), 0, &ids), ML_OK);
+        const uint32_t expected[] = {3, 5, 3, 15, 3, 6, 15, 13}; /* "_b_" fi "_c" fi "A" */
+        CHECK(ids.count == 8 && memcmp(ids.at, expected, sizeof expected) == 0);
+        check_text(t, text,
+                   "b \xEF\xAC\x81 c\xEF\xAC\x81"
+                   "A");
         ml_ids_free(&ids);
         ml_tokenizer_close(t);
     }
