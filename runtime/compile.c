@@ -327,9 +327,10 @@ static const ml_compile_options *options_of(const ml_compile_input *in) {
 
 static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
     static const char *const recompute[] = {
-        [RECOMPUTE_FREE] = "what is cheap",
-        [RECOMPUTE_FREE_BUT_WEIGHT_GRAD] = "what is cheap, but for deferred weight gradients",
-        [RECOMPUTE_ALL] = "all that saves memory",
+        [RECOMPUTE_SELECTIVE] = "selective",
+        [RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD] =
+            "selective, without stages that defer weight gradients",
+        [RECOMPUTE_FULL] = "full",
     };
     log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s",
              choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
@@ -368,7 +369,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     compilation c = {in, plan};
     plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
-    plan_choice first = {.recompute = RECOMPUTE_FREE_BUT_WEIGHT_GRAD};
+    plan_choice first = {.recompute = RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD};
     first.overlap =
         in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);
     first.param_cache = in->cut != NULL && !options->no_param_cache &&

@@ -205,18 +205,18 @@ static int64_t spare_bytes(const ml_plan *plan) {
 }
 
 static bool recomputes_all(const pass_context *c) {
-    return c->choice.recompute == RECOMPUTE_ALL || c->plan->options->recompute == ML_ALWAYS;
+    return c->choice.recompute == RECOMPUTE_FULL || c->plan->options->recompute == ML_ALWAYS;
 }
 static bool recomputes(pass_context *c) {
     bool deferred = c->input_wave != NULL;
     if (recomputes_all(c)) return true;
     return c->plan->options->recompute == ML_AUTO && on_gpu(c) &&
-           !(deferred && c->choice.recompute == RECOMPUTE_FREE_BUT_WEIGHT_GRAD);
+           !(deferred && c->choice.recompute == RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD);
 }
 static ml_graph *recompute(pass_context *c) {
     ml_plan *plan = c->plan;
     if (recomputes_all(c)) return ml_recompute(plan->graph, &plan->roots);
-    return ml_recompute_thrifty(plan->graph, &plan->roots, spare_bytes(plan));
+    return ml_recompute_selective(plan->graph, &plan->roots, spare_bytes(plan));
 }
 
 static bool defers_weight_grad(pass_context *c) {

@@ -18,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,8 +28,8 @@ import warnings
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-FAMILIES = {"gpt2": "gpt", "llama": "llama", "mistral": "llama", "qwen2": "llama", "qwen3": "llama", "mixtral": "gpt_moe",
-            "qwen3_moe": "gpt_moe", "gemma2": "gemma", "gemma3": "gemma", "deepseek_v3": "deepseek"}
+with open(os.path.join(HERE, "lua", "lib", "hf.lua")) as f:
+    FAMILIES = dict(re.findall(r'(\w+) = "(\w+)"', re.search(r"FILES = {(.*?)}", f.read(), re.S)[1]))
 ADAPTED = {  # modules of transformers, parameters of mlua; of these as one tensor alone where the second list is shorter
     "gpt2": (["c_attn", "c_fc"], ["c_fc"], "up"),
     "llama": (["q_proj", "k_proj", "o_proj", "down_proj", "lm_head"],) * 2 + ("wq wk wo down head",),

@@ -122,18 +122,18 @@ typedef struct ml_vm {
     ml_index strings;
     ML_VEC(const char *) texts;
     ML_VEC(vm_axis_site) sites;
-    const char *module;         /* module path of new nodes */
-    const char *file;           /* the last origin's file, interned */
-    vm_here here;               /* the origin of what the library creates */
-    ml_index_uses index_uses;   /* declared by the library: one_hot, cross_entropy */
-    ML_VEC(ml_ref) tainted;     /* nodes of the score function that is being traced */
-    ML_VEC(vm_hint) hints;      /* in the order of their lines' first run */
-    uint32_t hints_shown;       /* of them */
-    ml_axis sequence;           /* the axis of positions; 0 until asked for */
-    ML_VEC(uint8_t) said;       /* by node: how the script gave its dtype (precision.h) */
-    ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
-    bool exact;                 /* products run in the dtype of their operands */
-    bool scanning;              /* the step of a scan is traced */
+    const char *module;             /* module path of new nodes */
+    const char *file;               /* the last origin's file, interned */
+    vm_here here;                   /* the origin of what the library creates */
+    ml_index_uses index_uses;       /* declared by the library: one_hot, cross_entropy */
+    ML_VEC(ml_ref) tainted;         /* nodes of the score function that is being traced */
+    ML_VEC(vm_hint) hints;          /* in the order of their lines' first run */
+    uint32_t hints_shown;           /* of them */
+    ml_axis sequence;               /* the axis of positions; 0 until asked for */
+    ML_VEC(uint8_t) dtype_sources;  /* by node: how the script gave its dtype (precision.h) */
+    ML_VEC(ml_ref) explicit_inputs; /* whose dtype the script gave */
+    bool exact;                     /* products run in the dtype of their operands */
+    bool scanning;                  /* the step of a scan is traced */
     bool traces;     /* assignments to states belong to a program, or infer types alone */
     bool laid_out;   /* the script has given a layout */
     bool polls_stop; /* the script asks core.stopped() by itself */

@@ -48,7 +48,7 @@ static void choose(cuda_schedule *s) {
             s->tiled = false;
     s->pack = ML_NEW_ARRAY(e->arena, int, count);
     s->first_phase = ML_NEW_ARRAY(e->arena, int, count);
-    s->cached = ML_NEW_ARRAY(e->arena, bool, count);
+    s->register_pack = ML_NEW_ARRAY(e->arena, bool, count);
     cuda_choose_vector(s);
     cuda_find_packs(s);
     s->shared = ML_NEW_ARRAY(e->arena, int64_t, count);
@@ -123,7 +123,7 @@ void emit_cuda_choose(emitter *e, ml_kernel *out) {
 
 static void print_packs(const cuda_schedule *s, ml_text *out) {
     bool some = s->slots > 0;
-    emit_print_marked(out, "packs in registers", s->cached, s->e->ir->inst_count);
+    emit_print_marked(out, "packs in registers", s->register_pack, s->e->ir->inst_count);
     if (!some) return;
     ml_text_add(out, "    slots in shared memory: %d x %lld bytes", s->slots,
                 (long long)s->slot_bytes);

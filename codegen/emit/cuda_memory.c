@@ -97,10 +97,11 @@ void cuda_choose_registers(cuda_schedule *s) {
         for (int i = 0; i < ir->inst_count; i++) {
             if (s->prefetched[i]) continue;
             double cost = s->pack[i] == i ? s->packs * cuda_pack_bytes(s, i) / 4.0 : 0;
-            if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i) || cost > left) continue;
+            if (s->pack[i] != i || s->register_pack[i] || !is_row_address(s, i) || cost > left)
+                continue;
             bool again = is_read_again(s, i);
-            if (!again && (round == 0 || cuda_is_cached(s, &ir->inst[i]))) continue;
-            s->cached[i] = true;
+            if (!again && (round == 0 || cuda_hits_cache(s, &ir->inst[i]))) continue;
+            s->register_pack[i] = true;
             left -= cost;
         }
     }
@@ -131,7 +132,7 @@ static bool may_prefetch(const cuda_schedule *s, int i) {
     const ml_inst *inst = &ir->inst[i];
     if (s->pack[i] != i || inst->guard != ML_NO_INST || s->e->target.arch < 80) return false;
     if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
-    return cuda_pack_bytes(s, i) % 16 == 0 && !cuda_is_cached(s, inst);
+    return cuda_pack_bytes(s, i) % 16 == 0 && !cuda_hits_cache(s, inst);
 }
 
 /* Prefetch packs that may be (or only those that passes read again) in as many slots as `bytes` of
@@ -197,8 +198,8 @@ static bool choose_shared(cuda_schedule *s) {
  * multiprocessor has room for one block alone. */
 bool cuda_fits_registers(const cuda_schedule *s) {
     for (int i = 0; i < s->e->ir->inst_count; i++)
-        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) && !s->cached[i] &&
-            !s->prefetched[i])
+        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) &&
+            !s->register_pack[i] && !s->prefetched[i])
             return false;
     return cuda_threads(s) <= LONG_ROW_THREADS;
 }
@@ -206,17 +207,17 @@ bool cuda_fits_registers(const cuda_schedule *s) {
 void cuda_move_to_shared(cuda_schedule *s) {
     emitter *e = s->e;
     size_t count = (size_t)e->ir->inst_count;
-    bool *cached = s->cached, *buffered = e->buffered;
+    bool *cached = s->register_pack, *buffered = e->buffered;
     double accumulators;
     cuda_column_registers(s, &accumulators);
     if (accumulators > 0) return; /* those stay in registers whatever the rest does */
-    s->cached = ML_NEW_ARRAY(e->arena, bool, count + 1);
+    s->register_pack = ML_NEW_ARRAY(e->arena, bool, count + 1);
     e->buffered = ML_NEW_ARRAY(e->arena, bool, count + 1);
     memset(s->invariant, 0, count * sizeof(bool));
     memset(s->hoisted, 0, count * sizeof(bool));
     cuda_find_needs(s);
     if (choose_shared(s)) return;
-    s->cached = cached;
+    s->register_pack = cached;
     e->buffered = buffered;
 }
 
@@ -230,8 +231,8 @@ void cuda_choose_elements(cuda_schedule *s) {
     s->team = s->chunked ? CUDA_CHUNK_THREADS : ELEMENT_THREADS;
     cuda_choose_registers(s);
     for (int i = 0; i < ir->inst_count; i++)
-        if (s->pack[i] == i && is_row_address(s, i) && !s->cached[i] &&
-            !cuda_is_cached(s, &ir->inst[i]))
+        if (s->pack[i] == i && is_row_address(s, i) && !s->register_pack[i] &&
+            !cuda_hits_cache(s, &ir->inst[i]))
             s->packs = 1;
 }
 

@@ -8,7 +8,7 @@ void cuda_add_pack_type(ml_text *out, const cuda_schedule *s, int operand) {
 
 /* The thread's pack of this round: in registers since an earlier pass, or loaded just now. */
 const char *cuda_pack_name(const cuda_schedule *s, int pack) {
-    const char *format = s->cached[pack] ? "q%d[it]" : s->at.gathers ? "q%d[j]" : "q%d";
+    const char *format = s->register_pack[pack] ? "q%d[it]" : s->at.gathers ? "q%d[j]" : "q%d";
     return ml_arena_format(s->e->arena, format, pack);
 }
 

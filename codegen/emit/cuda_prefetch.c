@@ -116,15 +116,16 @@ static void print_invariant(const cuda_schedule *s, int i) {
         return;
     }
     const char *type = emit_compute_type((ml_dtype)inst->dtype);
-    bool bf16 = e->ir->operand[inst->operand].dtype == ML_BF16;
+    ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
     ml_text_add(&e->text, "const %s v%d = ", type, i);
-    if (s->pack[i] >= 0 && bf16)
+    if (s->pack[i] >= 0 && ml_is_narrow(memory))
         ml_text_add(&e->text, "ml_unpack(q%d, k);\n", s->pack[i]);
     else if (s->pack[i] >= 0)
         ml_text_add(&e->text, "(%s)q%d.e[k];\n", type, s->pack[i]);
     else
         ml_text_add(&e->text, "%s(*(%s));\n",
-                    bf16 ? "ml_load_bf16" : ml_arena_format(e->arena, "(%s)", type),
+                    ml_is_narrow(memory) ? ml_dtypes[memory].load
+                                         : ml_arena_format(e->arena, "(%s)", type),
                     invariant_text(s, i, false));
 }
 

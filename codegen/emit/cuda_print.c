@@ -28,7 +28,7 @@ static void print_fold(const cuda_schedule *s) {
 /* The packs that a phase reads; of the cached ones only those that it is the first to read. */
 static bool reads_pack(const cuda_schedule *s, int phase, int pack, bool cached) {
     emitter *e = s->e;
-    if (s->cached[pack] != cached || (cached && s->first_phase[pack] != phase)) return false;
+    if (s->register_pack[pack] != cached || (cached && s->first_phase[pack] != phase)) return false;
     for (int i = pack; i < e->ir->inst_count; i++)
         if (cuda_reads_pack(s, phase, i, pack)) return true;
     return false;
@@ -46,7 +46,7 @@ static void print_pack_body(const cuda_schedule *s, int phase) {
             cuda_print_refill(s, i, phase);
         }
         if (!e->need[phase][i] || !cuda_stores_pack(s, i)) continue;
-        if (ir->operand[ir->inst[i].operand].dtype == ML_BF16) {
+        if (ml_is_narrow((ml_dtype)ir->operand[ir->inst[i].operand].dtype)) {
             ml_text_add(&e->text, "float u%d[%d];\n", i, s->vec);
         } else {
             cuda_add_pack_type(&e->text, s, ir->inst[i].operand);
@@ -68,20 +68,20 @@ static void print_pack_body(const cuda_schedule *s, int phase) {
         if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
         ml_dtype memory = (ml_dtype)ir->operand[inst->operand].dtype;
         const char *value = ml_arena_format(
-            e->arena, memory == ML_BF16 ? "ml_round_pack<%2$d>(u%1$d)" : "u%1$d", i, s->vec);
+            e->arena, ml_is_narrow(memory) ? "ml_round_pack<%2$d>(u%1$d)" : "u%1$d", i, s->vec);
         ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, %s);\n", emit_memory_type(memory), s->vec,
                     cuda_access_text(s, inst, true), value);
     }
 }
 
 /* Declare where a cached pack lives. */
-static void print_cached_pack(const cuda_schedule *s, int pack) {
+static void print_register_pack(const cuda_schedule *s, int pack) {
     emitter *e = s->e;
     cuda_add_pack_type(&e->text, s, e->ir->inst[pack].operand);
     ml_text_add(&e->text, " q%d[%d];\n", pack, s->packs);
 }
 
-static void print_cached_loads(const cuda_schedule *s, int phase) {
+static void print_register_loads(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->pack[i] == i && reads_pack(s, phase, i, true))
@@ -98,12 +98,12 @@ static void print_saved(const cuda_schedule *s, int phase) {
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
         if (s->pack[i] != i || !reads_pack(s, phase, i, true)) continue;
-        print_cached_pack(s, i);
+        print_register_pack(s, i);
         loads = true;
     }
     if (!loads) return;
     cuda_print_pack_loop(s);
-    print_cached_loads(s, phase);
+    print_register_loads(s, phase);
     ml_text_add(&e->text, "}\n}\n");
 }
 
@@ -199,12 +199,12 @@ static void print_elements(const cuda_schedule *s) {
     }
     for (int i = 0; i < e->ir->inst_count; i++) {
         if (s->pack[i] != i || !reads_pack(s, 0, i, true)) continue;
-        print_cached_pack(s, i);
+        print_register_pack(s, i);
         loads = true;
     }
     if (loads) {
         print_element_loop(s);
-        print_cached_loads(s, 0);
+        print_register_loads(s, 0);
         ml_text_add(&e->text, "}\n}\n");
     }
     print_element_loop(s);

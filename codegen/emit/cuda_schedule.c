@@ -76,7 +76,7 @@ bool cuda_stores_pack(const cuda_schedule *s, int i) {
 }
 
 /* Whether an access is to a small operand that is read again and again: caches serve it. */
-bool cuda_is_cached(const cuda_schedule *s, const ml_inst *inst) {
+bool cuda_hits_cache(const cuda_schedule *s, const ml_inst *inst) {
     const ml_kernel_ir *ir = s->e->ir;
     const ml_operand *operand = &ir->operand[inst->operand];
     int64_t elements = 1;
@@ -114,7 +114,7 @@ double cuda_column_registers(const cuda_schedule *s, double *accumulators) {
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
         const ml_operand *operand = &ir->operand[inst->operand];
-        if (s->pack[i] == i && !cuda_is_cached(s, &ir->inst[i]))
+        if (s->pack[i] == i && !cuda_hits_cache(s, &ir->inst[i]))
             packs += ml_dtypes[operand->dtype].bytes / 4.0;
         if (cuda_is_column(s, inst)) *accumulators += ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1;
     }

@@ -39,13 +39,13 @@ typedef struct cuda_schedule {
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
     int blocks;        /* a multiprocessor should hold at once (__launch_bounds__); 0: not known */
     /* --- chosen: memory (cuda_memory.c) --- */
-    bool *cached;       /* by pack: is in registers from its first phase on */
-    bool *prefetched;   /* by pack: copied to shared memory ahead of its row */
-    int slots;          /* rows of a team in shared memory at a time */
-    int resident;       /* packs of a thread that a slot has room for; others stay in memory */
-    bool prefetch_rest; /* the non-resident packs are prefetched into registers, a row ahead
-                           (double buffering) */
-    bool keep_results;  /* intermediates replace their input packs in registers between passes */
+    bool *register_pack; /* by pack: is in registers from its first phase on */
+    bool *prefetched;    /* by pack: copied to shared memory ahead of its row */
+    int slots;           /* rows of a team in shared memory at a time */
+    int resident;        /* packs of a thread that a slot has room for; others stay in memory */
+    bool prefetch_rest;  /* the non-resident packs are prefetched into registers, a row ahead
+                            (double buffering) */
+    bool keep_results;   /* intermediates replace their input packs in registers between passes */
     /* --- chosen: values (cuda_values.c) --- */
     bool *invariant;   /* element values that all rows share ... */
     bool *hoisted;     /* ... and those of them that are computed once, for rows to use */
@@ -82,9 +82,10 @@ typedef struct cuda_schedule {
 } cuda_schedule;
 
 /* Accesses. */
-bool cuda_is_contiguous(const cuda_schedule *s, int inst);        /* follows the innermost loop */
-bool cuda_allows(const cuda_schedule *s, int inst, int vec);      /* packs of vec are aligned */
-bool cuda_is_cached(const cuda_schedule *s, const ml_inst *inst); /* by caches: small, read again */
+bool cuda_is_contiguous(const cuda_schedule *s, int inst);   /* follows the innermost loop */
+bool cuda_allows(const cuda_schedule *s, int inst, int vec); /* packs of vec are aligned */
+bool cuda_hits_cache(const cuda_schedule *s,
+                     const ml_inst *inst); /* by caches: small, read again */
 bool cuda_reads_pack(const cuda_schedule *s, int phase, int inst, int pack);
 bool cuda_stores_pack(const cuda_schedule *s, int inst); /* whole packs */
 int cuda_pack_bytes(const cuda_schedule *s, int pack);

@@ -50,7 +50,7 @@ void cuda_choose_vector(cuda_schedule *s) {
             const ml_operand *operand = &ir->operand[ir->inst[i].operand];
             int bytes = ml_dtypes[operand->dtype].bytes;
             count++;
-            if (cuda_is_cached(s, &ir->inst[i])) continue;
+            if (cuda_hits_cache(s, &ir->inst[i])) continue;
             streams[bytes]++;
             if (bytes > widest) widest = bytes;
         }
@@ -207,7 +207,7 @@ bool cuda_choose_adjacent_rows(cuda_schedule *s) {
         bool argmax = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_ARGMAX;
         if (argmax || cuda_is_column(s, inst)) fits = false;
         if (inst->kind != ML_INST_LOAD || e->loop[i] != e->inner) continue;
-        if (cuda_is_cached(s, inst) && stride[e->inner] == 0) continue;
+        if (cuda_hits_cache(s, inst) && stride[e->inner] == 0) continue;
         fits = fits && stride[beside] == 1 && stride[e->inner] != 1;
         found++;
     }

@@ -12,8 +12,8 @@ static void add_cast(ml_text *out, ml_dtype to, ml_dtype from, const char *a) {
         ml_text_add(out, "%s", a);
     else if (to == ML_BOOL)
         ml_text_add(out, "(%s != 0)", a);
-    else if (to == ML_BF16)
-        ml_text_add(out, "ml_round_bf16((float)%s)", a);
+    else if (ml_is_narrow(to))
+        ml_text_add(out, "ml_round_%s((%s)%s)", ml_dtypes[to].name, type, a);
     else if (truncates)
         ml_text_add(out, "ml_%s_of_%s(%s)", ml_suffix(to), ml_suffix(from), a);
     else if (strcmp(type, emit_compute_type(from)) == 0)

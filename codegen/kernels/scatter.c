@@ -124,7 +124,7 @@ static void scatter_cpu(printer *p) {
     int64_t parts = units >= wanted ? 1 : (wanted + units - 1) / units;
     if (parts > p->rows) parts = p->rows;
     bool wide = needs_f64(p);
-    bool narrow = p->dtype == ML_BF16 || wide; /* sums need a wider type than the result has */
+    bool narrow = ml_is_narrow(p->dtype) || wide; /* sums need a wider type than the result has */
     int at = p->step->read_count;
     if (narrow)
         at = template_workspace(p->schedule, p->step, wide ? ML_F64 : ML_F32,
@@ -195,7 +195,7 @@ static void set_sorted(printer *p, int64_t all, int64_t limit, int radix_bits, i
         tokens[i] = template_workspace(s, p->step, ML_I32, all);
     }
     int64_t chunks = (all + chunk - 1) / chunk;
-    ml_dtype wide = p->dtype == ML_BF16 || p->dtype == ML_BOOL ? ML_F32 : p->dtype;
+    ml_dtype wide = ml_is_narrow(p->dtype) || p->dtype == ML_BOOL ? ML_F32 : p->dtype;
     template_set(t, "COUNTS_AT", "%d", template_workspace(s, p->step, ML_I32, tiles << radix_bits));
     template_set(t, "STARTS_AT", "%d", template_workspace(s, p->step, ML_I32, limit + 1));
     template_set(t, "PARTIAL_AT", "%d",

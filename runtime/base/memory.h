@@ -30,7 +30,11 @@ char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count); /* adds a
 #define ML_NEW_ARRAY(arena, type, n) ((type *)ml_arena_alloc(arena, sizeof(type) * (size_t)(n)))
 
 /* A growable array in an arena: struct { type *at; uint32_t count, capacity; } */
-#define ML_VEC(type) struct { type *at; uint32_t count, capacity; }
+#define ML_VEC(type)                                                                               \
+    struct {                                                                                       \
+        type *at;                                                                                  \
+        uint32_t count, capacity;                                                                  \
+    }
 /* Append a zeroed element; the value is a pointer to it, valid until the next push. */
 #define ML_PUSH(arena, vec)                                                                        \
     ((vec)->count < (vec)->capacity                                                                \
@@ -45,7 +49,11 @@ void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity
      (vec)->capacity = (room))
 
 /* A text that grows; `text` is always terminated. */
-typedef struct { ml_arena *arena; char *text; size_t length, capacity; } ml_text;
+typedef struct {
+    ml_arena *arena;
+    char *text;
+    size_t length, capacity;
+} ml_text;
 void ml_text_add(ml_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* A hash index from 64-bit hashes to u32 values; the caller compares keys. Grows, never shrinks. */
@@ -62,5 +70,12 @@ void ml_index_add(ml_index *index, uint64_t hash, uint32_t value);
 uint32_t ml_index_next(const ml_index *index, uint64_t hash, uint32_t *cursor);
 
 uint64_t ml_hash(const void *bytes, size_t count, uint64_t seed);
+/* The finalizer of SplitMix64 over a + (b + 1) * K, K odd: one-to-one in either. */
+static inline uint64_t ml_mix(uint64_t a, uint64_t b) {
+    uint64_t z = a + (b + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
 
 #endif

@@ -160,7 +160,7 @@ ml_status checkpoint_prepare(ml_session *session, const uint32_t *states, int co
     if (session->device == NULL) return ml_fail(ML_INTERNAL, "the session has no device yet");
     ML_TRY(program_settle_others(session, NULL));
     ML_TRY(session_grow(session));
-    for (int i = 0; i < count; i++) ML_TRY(session_settle(session, states[i]));
+    for (int i = 0; i < count; i++) ML_TRY(session_assign_state(session, states[i]));
     return ML_OK;
 }
 

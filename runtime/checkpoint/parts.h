@@ -14,7 +14,7 @@ typedef struct {
 } checkpoint_box;
 
 /* What this rank holds of a state, or (`owned`) what it writes: disjoint over the ranks. The state
- * is settled. */
+ * is assigned to a stage (session_assign_state). */
 ml_status checkpoint_box_of(const ml_session *session, uint32_t state, bool owned,
                             checkpoint_box *box);
 int64_t checkpoint_box_bytes(const checkpoint_box *box);
@@ -37,7 +37,7 @@ int64_t checkpoint_pieces(const checkpoint_box *box, int item, checkpoint_piece 
 
 /* All ranks at once: `status` if it is ML_OK everywhere, else a failure on every rank. */
 ml_status checkpoint_together(const ml_session *session, ml_status status, const char *what);
-/* Settle, allocate and initialize all states of a list, in its order. */
+/* Assign to stages, allocate and initialize all states of a list, in its order. */
 ml_status checkpoint_prepare(ml_session *session, const uint32_t *states, int count);
 /* Sums over all ranks, of numbers that are not negative and small enough. */
 ml_status checkpoint_sum(ml_session *session, int64_t *values, int64_t count);

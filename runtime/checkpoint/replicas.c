@@ -119,7 +119,7 @@ static ml_status check_run(check *c, bool *differs, char what[1024]) {
     ML_TRY(session_grow(session));
     ml_status status = ML_OK;
     for (int i = 0; i < c->count && status == ML_OK; i++) {
-        status = session_settle(session, c->states[i].state);
+        status = session_assign_state(session, c->states[i].state);
         if (status == ML_OK) status = own_hash(c, i);
     }
     ML_TRY(checkpoint_together(session, status, "compare its states"));

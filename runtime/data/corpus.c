@@ -334,9 +334,8 @@ static ml_status place(const ml_corpus *c, const ml_corpus_range *range, int64_t
     ML_TRY(find_span(*from, range, length, &begin, &span));
     int64_t windows = span / length;
     if (windows >= ENOUGH) windows--;
-    uint64_t key =
-        order_mix(order_mix((uint64_t)range->seed, (uint64_t)at), (uint64_t)(nth / windows));
-    int64_t shift = (int64_t)(order_mix(key, UINT64_MAX) % (uint64_t)(span - windows * length + 1));
+    uint64_t key = ml_mix(ml_mix((uint64_t)range->seed, (uint64_t)at), (uint64_t)(nth / windows));
+    int64_t shift = (int64_t)(ml_mix(key, UINT64_MAX) % (uint64_t)(span - windows * length + 1));
     *first = begin + shift + order_permute(key, windows, nth % windows) * length;
     return ML_OK;
 }

@@ -7,11 +7,11 @@
 #include "runtime/data/store.h"
 
 enum { BLOCK = 1 << 16 };
-typedef enum { PLAIN, GZIP, ZSTD } packing;
+typedef enum { PLAIN, GZIP, ZSTD } compression;
 
 struct inflater {
     ml_file file;
-    packing kind;
+    compression kind;
     int64_t offset;      /* of the file: the end of what `block` holds */
     size_t begin, count; /* of the block: not yet decompressed */
     bool within;         /* a compressed part has begun and not ended */

@@ -4,14 +4,6 @@
 
 #include "runtime/base/status.h"
 
-/* SplitMix64's finalizer over both. */
-uint64_t order_mix(uint64_t a, uint64_t b) {
-    uint64_t z = a + (b + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 int64_t order_permute(uint64_t key, int64_t n, int64_t i) {
     enum { ROUNDS = 6 };
     int half = 1;
@@ -21,7 +13,7 @@ int64_t order_permute(uint64_t key, int64_t n, int64_t i) {
     do {
         uint64_t left = value >> half, right = value & mask;
         for (int round = 0; round < ROUNDS; round++) {
-            uint64_t next = left ^ (order_mix(key + (uint64_t)round, right) & mask);
+            uint64_t next = left ^ (ml_mix(key + (uint64_t)round, right) & mask);
             left = right, right = next;
         }
         value = left << half | right;
@@ -136,25 +128,25 @@ void blend_make(ml_arena *arena, const double *weights, int sources, data_blend 
     int64_t *taken = ML_NEW_ARRAY(arena, int64_t, sources);
     int64_t period = reduce(weights, sources, parts);
     uint16_t *source = ML_NEW_ARRAY(arena, uint16_t, period);
-    uint32_t *rank = ML_NEW_ARRAY(arena, uint32_t, period); /* until it is known: a list */
+    uint32_t *place = ML_NEW_ARRAY(arena, uint32_t, period); /* until it is known: a list */
     choosing c = {.scale = sources > 1 ? 2 * sources - 2 : 1, .period = period, .parts = parts};
     c.deadline = ML_NEW_ARRAY(arena, int64_t, sources);
     c.heap = ML_NEW_ARRAY(arena, uint16_t, sources);
     c.next = ML_NEW_ARRAY(arena, uint16_t, sources);
-    for (int i = 0; i < sources; i++) wait_for(&c, i, 0, 0, rank);
+    for (int i = 0; i < sources; i++) wait_for(&c, i, 0, 0, place);
     for (int64_t n = 0; n < period; n++) {
-        for (int i = (int)rank[n]; i > 0; i = c.next[i - 1]) push(&c, i - 1);
+        for (int i = (int)place[n]; i > 0; i = c.next[i - 1]) push(&c, i - 1);
         int first = pop(&c);
         source[n] = (uint16_t)first;
-        rank[n] = (uint32_t)taken[first]++;
-        wait_for(&c, first, taken[first], n + 1, rank);
+        place[n] = (uint32_t)taken[first]++;
+        wait_for(&c, first, taken[first], n + 1, place);
     }
-    *blend = (data_blend){sources, period, parts, source, rank};
+    *blend = (data_blend){sources, period, parts, source, place};
 }
 
 int blend_find(const data_blend *blend, int64_t sample, int64_t *nth) {
     int64_t at = sample % blend->period;
     int source = blend->source[at];
-    *nth = sample / blend->period * blend->count[source] + blend->rank[at];
+    *nth = sample / blend->period * blend->count[source] + blend->nth[at];
     return source;
 }

@@ -14,7 +14,7 @@ typedef struct {
     int64_t period;         /* samples after which the blend repeats: at most a million */
     const int64_t *count;   /* [sources]: of a period */
     const uint16_t *source; /* [period] */
-    const uint32_t *rank;   /* [period]: which one of its source in this period */
+    const uint32_t *nth;    /* [period]: which one of its source in this period */
 } data_blend;
 
 enum { BLEND_MOST = 4096, BLEND_PERIOD = 1000000 };
@@ -23,7 +23,6 @@ enum { BLEND_MOST = 4096, BLEND_PERIOD = 1000000 };
 void blend_make(ml_arena *arena, const double *weights, int sources, data_blend *blend);
 int blend_find(const data_blend *blend, int64_t sample, int64_t *nth); /* the source */
 
-uint64_t order_mix(uint64_t a, uint64_t b);
 /* The i-th of the numbers [0, n) in the permutation that is `key`. */
 int64_t order_permute(uint64_t key, int64_t n, int64_t i);
 

@@ -47,8 +47,9 @@ typedef struct {
     ml_graph *graph; /* the copied part */
     ml_ref *copy;    /* by node of the plan's graph */
     const double **inputs;
-    bool *unrounded; /* inputs as the step may have read them before they were rounded to bf16 */
-    bool rough; /* something that the value is computed from is bf16, and perhaps not rounded */
+    bool *unrounded;   /* inputs as the step may have read them before they were rounded to bf16 */
+    ml_dtype roughest; /* of the narrow floats that the value is computed from and that may not be
+                          rounded; ML_F64: none */
 } check_call;
 
 /* What the value of `root` is to be computed from: needed[] nodes, of which taken[] are known. */
@@ -83,7 +84,7 @@ static ml_ref input_add(check_call *call, ml_ref n) {
     }
     int64_t id = ml_graph_add_input(call->graph, &input);
     call->inputs[id] = call->checker->known[n];
-    call->unrounded[id] = input.type.dtype == ML_BF16 && sees_unrounded(call, n);
+    call->unrounded[id] = ml_is_narrow((ml_dtype)input.type.dtype) && sees_unrounded(call, n);
     return ml_graph_add(call->graph, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
 }
 
@@ -95,13 +96,15 @@ static double *value_expected(check_call *call, ml_ref root) {
     call->copy = ML_NEW_ARRAY(call->arena, ml_ref, (size_t)root + 1);
     call->inputs = ML_NEW_ARRAY(call->arena, const double *, (size_t)root + 1);
     call->unrounded = ML_NEW_ARRAY(call->arena, bool, (size_t)root + 1);
-    call->rough = false;
+    call->roughest = ML_F64;
     part_find(call, root, needed, taken);
     for (ml_ref n = 1; n <= root; n++) {
         const ml_node *node = ml_graph_node(g, n);
         if (!needed[n]) continue;
-        if (ml_graph_type(g, n)->dtype == ML_BF16 && (!taken[n] || sees_unrounded(call, n)))
-            call->rough = true;
+        ml_dtype dtype = (ml_dtype)ml_graph_type(g, n)->dtype;
+        if (ml_is_narrow(dtype) && (!taken[n] || sees_unrounded(call, n)) &&
+            ml_dtypes[dtype].digits < ml_dtypes[call->roughest].digits)
+            call->roughest = dtype;
         if (taken[n]) {
             call->copy[n] = input_add(call, n);
             continue;
@@ -122,9 +125,10 @@ static double *value_expected(check_call *call, ml_ref root) {
     return result;
 }
 
-/* Of the largest element: how far one may be off. */
+/* How far an element may be off, as a share of the largest: 2e-2 for the 8 bits of bf16. */
 static double tolerance(ml_dtype dtype) {
-    return dtype == ML_BF16 ? 2e-2 : dtype == ML_F32 ? 5e-4 : dtype == ML_F64 ? 1e-9 : 0;
+    if (ml_is_narrow(dtype)) return ldexp(5.12, -ml_dtypes[dtype].digits);
+    return dtype == ML_F32 ? 5e-4 : dtype == ML_F64 ? 1e-9 : 0;
 }
 
 /* NaN without a sign, which would be printed. */
@@ -168,7 +172,7 @@ static void compare(check_call *call, ml_ref n, const double *is, const double *
     const ml_type *type = ml_graph_type(call->checker->plan->graph, n);
     int64_t count = ml_type_elements(type);
     bool is_float = ml_dtypes[type->dtype].kind == ML_KIND_FLOAT;
-    ml_dtype dtype = is_float && call->rough ? ML_BF16 : (ml_dtype)type->dtype;
+    ml_dtype dtype = is_float && call->roughest != ML_F64 ? call->roughest : (ml_dtype)type->dtype;
     double most = tolerance(dtype) * largest_of(should, count), *bounds = NULL;
     for (int64_t i = 0; i < count; i++) {
         if (is[i] == should[i] || (isnan(is[i]) && isnan(should[i]))) continue;

@@ -87,12 +87,12 @@ typedef struct {
      * whole; the two ranks call in that order and with the same sizes. NULL where there are
      * none.
      * send: in order with runs before it; returns at once unless many messages are under way. The
-     * memory must not be written before `settle` of it, which makes later runs wait for the send.
-     * expect: the next message of the channel is received in `memory`, once earlier runs have
+     * memory must not be written before `wait_sent` of it, which makes later runs wait for the
+     * send. expect: the next message of the channel is received in `memory`, once earlier runs have
      * released it (on a GPU: are finished; so expect a message before the run that it may arrive
      * beside); arrive: later runs wait for it. One message of a channel is expected at a time. */
     ml_status (*send)(ml_device *device, ml_channel *channel, const void *memory, int64_t bytes);
-    ml_status (*settle)(ml_device *device, ml_channel *channel, const void *memory);
+    ml_status (*wait_sent)(ml_device *device, ml_channel *channel, const void *memory);
     ml_status (*expect)(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
     ml_status (*arrive)(ml_device *device, ml_channel *channel, void *memory);
 } ml_device_ops;

@@ -21,7 +21,7 @@ static bool timed(const bubble_clock *clock) {
     return clock->step >= WARM_STEP && clock->step <= LAST_STEP;
 }
 
-static ml_status settled(const ml_program *program) {
+static ml_status wait_for_device(const ml_program *program) {
     ml_device *device = program->session->device;
     return device->ops->wait(device);
 }
@@ -41,7 +41,7 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock) {
     clock->step = counts(program) ? ++clock->steps : 0;
     if (!timed(clock)) return ML_OK;
     ml_status status = ml_device_profile(device);
-    if (status == ML_OK) status = settled(program);
+    if (status == ML_OK) status = wait_for_device(program);
     if (status == ML_OK) status = ml_comm_barrier(program->session->comm);
     if (status != ML_OK) {
         clock->step = 0;
@@ -194,7 +194,7 @@ static ml_status measure(ml_program *program, bubble_clock *clock, const double 
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status) {
     ml_profile *profile = program->session->device->profile;
     if (!timed(clock)) return status;
-    if (status == ML_OK) status = settled(program);
+    if (status == ML_OK) status = wait_for_device(program);
     double mine[2] = {profile->busy - clock->busy, ml_profile_now() - clock->began}, unused;
     profile->mode = clock->mode;
     profile->lists = false;

@@ -8,15 +8,14 @@
 
 char *saved_address(const ml_program *program, int stage, int microbatch, int saved) {
     const pipeline_stage *s = &plan_of(program)->stages[stage];
-    const saved_value *at = &s->programs.saved[saved];
+    const saved_value *at = &s->tasks.saved[saved];
     int slot = at->from == SAVED_ONCE_PER_STEP ? s->slots : s->slot_of[microbatch];
-    return program->pipeline->stages[stage].buffers + slot * s->programs.buffer_bytes + at->offset;
+    return program->pipeline->stages[stage].buffers + slot * s->tasks.buffer_bytes + at->offset;
 }
 
 static int executable_count(const ml_program *program, int stage) {
     const pipeline_stage *s = &plan_of(program)->stages[stage];
-    return (program->pipeline->rebinds ? 1 : s->slots) * s->programs.count +
-           s->programs.once_per_step;
+    return (program->pipeline->rebinds ? 1 : s->slots) * s->tasks.count + s->tasks.once_per_step;
 }
 
 /* ---- loading ---- */
@@ -29,46 +28,48 @@ static int64_t channel_room(const struct ml_pipeline_plan *plan, int channel) {
     return bytes;
 }
 
-/* The edges of channel `i` between all ranks that differ along the stages' mesh axis alone: all
- * ranks together create each of them, in this order. */
-static ml_status channel_edges(ml_program *program, int i) {
+/* Channel `i` of the plan as channels of comm between all ranks that differ along the stages' mesh
+ * axis alone: all ranks together create each of them, in this order. */
+static ml_status channel_open(ml_program *program, int i) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     int64_t ahead = plan->schedule.in_flight[i] > 0 ? plan->schedule.in_flight[i] : 1;
     int64_t most = channel_room(plan, i), room = ahead * most;
     const ml_layout *layout = program->plan->layout;
     ml_session *session = program->session;
-    int axis = layout->stages.mesh_axis, tag = session->edge_tags++, step = 1;
+    int axis = layout->stages.mesh_axis, tag = session->channel_tags++, step = 1;
     int from = plan->channels[i].from % plan->ranks, to = plan->channels[i].to % plan->ranks;
     ml_status status = ML_OK;
     for (int k = axis + 1; k < layout->count; k++) step *= (int)layout->axis[k].size;
     for (int rank = 0; rank < ml_comm_world(session->comm) && status == ML_OK; rank++) {
         if (ml_layout_coordinate(layout, rank, axis) != 0) continue;
-        ml_channel *edge = NULL;
-        status =
-            ml_comm_channel(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
-        if (edge != NULL) program->pipeline->edges[i] = edge;
+        ml_channel *channel = NULL;
+        status = ml_comm_channel(session->comm, rank + from * step, rank + to * step, tag, room,
+                                 &channel);
+        if (channel != NULL) program->pipeline->comm_channels[i] = channel;
     }
     const ml_device_ops *ops = session->device->ops;
-    ml_channel *edge = program->pipeline->edges[i];
-    if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge, most);
-    if (status == ML_OK && edge != NULL && ops->patient != NULL)
-        program->pipeline->patient |= ops->patient(session->device, edge);
+    ml_channel *channel = program->pipeline->comm_channels[i];
+    if (status == ML_OK && ops->connect != NULL)
+        status = ops->connect(session->device, channel, most);
+    if (status == ML_OK && channel != NULL && ops->patient != NULL)
+        program->pipeline->patient |= ops->patient(session->device, channel);
     return status;
 }
 
-/* Each channel has an edge with room for the messages that are in flight on it at once. */
+/* Each channel of the plan has one of comm with room for the messages that are in flight on it at
+ * once. */
 ml_status pipeline_connect(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     if (program->owner != NULL) return ML_OK; /* it uses its owner's */
     for (int i = 0; i < plan->channel_count && status == ML_OK; i++) {
-        if (!plan->channels[i].local) status = channel_edges(program, i);
+        if (!plan->channels[i].local) status = channel_open(program, i);
     }
     return status;
 }
 
 static int64_t stage_bytes(const pipeline_stage *plan) {
-    return plan->slots * plan->programs.buffer_bytes + plan->programs.once_bytes;
+    return plan->slots * plan->tasks.buffer_bytes + plan->tasks.once_bytes;
 }
 
 /* Every stage has its part of the program's memory. */
@@ -89,15 +90,14 @@ static ml_status stage_load(ml_program *program, int v) {
     const pipeline_stage *plan = &plan_of(program)->stages[v];
     stage_run *stage = &program->pipeline->stages[v];
     ml_device *device = program->session->device;
-    int count = executable_count(program, v), by_slot = count - plan->programs.once_per_step;
+    int count = executable_count(program, v), by_slot = count - plan->tasks.once_per_step;
     ml_status status = ML_OK;
     stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
     stage->bound = ml_alloc((size_t)count + 1);
     if (stage->executables == NULL || stage->bound == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a pipeline stage");
     for (int i = 0; i < count && status == ML_OK; i++) {
-        const ml_plan *part =
-            plan->plans[i < by_slot ? i % plan->programs.count : plan->programs.count];
+        const ml_plan *part = plan->plans[i < by_slot ? i % plan->tasks.count : plan->tasks.count];
         status = device->ops->load(device, part, &stage->executables[i]);
     }
     return status;
@@ -141,12 +141,12 @@ ml_status pipeline_load(ml_program *program) {
     run->rebinds = program->session->device->target.kind == ML_TARGET_C;
     run->stages = ml_alloc(sizeof *run->stages * (size_t)(plan->count + 1));
     if (program->owner != NULL) {
-        run->edges = program->owner->pipeline->edges;
+        run->comm_channels = program->owner->pipeline->comm_channels;
         run->patient = program->owner->pipeline->patient;
     } else {
-        run->edges = ml_alloc(sizeof(ml_channel *) * (size_t)(plan->channel_count + 1));
+        run->comm_channels = ml_alloc(sizeof(ml_channel *) * (size_t)(plan->channel_count + 1));
     }
-    if (run->stages == NULL || run->edges == NULL)
+    if (run->stages == NULL || run->comm_channels == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     ml_status status = feeds_make(program);
     if (status == ML_OK) status = messages_list(program);
@@ -174,7 +174,7 @@ void pipeline_unload(ml_program *program) {
     retry_unload(program);
     ml_free(run->stages);
     if (program->owner == NULL) {
-        ml_free(run->edges);
+        ml_free(run->comm_channels);
         ml_free(run->feeds);
     }
     ml_free(run->messages);
@@ -185,14 +185,14 @@ void pipeline_unload(ml_program *program) {
 /* ---- running ---- */
 static void *storage_address(const ml_program *program, int v, int p, int microbatch,
                              const ml_storage *storage) {
-    const task_programs *programs = &plan_of(program)->stages[v].programs;
+    const task_set *tasks = &plan_of(program)->stages[v].tasks;
     int saved = 0;
     switch (storage->kind) {
     case ML_STORAGE_INPUT:
-        while (programs->saved[saved].input != storage->id) saved++;
+        while (tasks->saved[saved].input != storage->id) saved++;
         return saved_address(program, v, microbatch, saved);
     case ML_STORAGE_SAVED:
-        return saved_address(program, v, microbatch, programs->tasks[p].exports[storage->id]);
+        return saved_address(program, v, microbatch, tasks->tasks[p].exports[storage->id]);
     default: return program_address(program, storage);
     }
 }
@@ -200,8 +200,8 @@ static void *storage_address(const ml_program *program, int v, int p, int microb
 /* Of a task's executables, the one of the microbatch's slot. */
 static int executable_of(const ml_program *program, int v, int p, int microbatch) {
     const pipeline_stage *plan = &plan_of(program)->stages[v];
-    if (p == plan->programs.count) return executable_count(program, v) - 1;
-    return p + (program->pipeline->rebinds ? 0 : plan->slot_of[microbatch] * plan->programs.count);
+    if (p == plan->tasks.count) return executable_count(program, v) - 1;
+    return p + (program->pipeline->rebinds ? 0 : plan->slot_of[microbatch] * plan->tasks.count);
 }
 
 static ml_status task_bind(ml_program *program, int v, int p, int microbatch) {
@@ -244,23 +244,23 @@ static ml_status once_run(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
-        const task_programs *programs = &plan->stages[v].programs;
-        if (!mine(program, v) || !programs->once_per_step) continue;
-        status = task_run(program, v, programs->count, 0);
+        const task_set *tasks = &plan->stages[v].tasks;
+        if (!mine(program, v) || !tasks->once_per_step) continue;
+        status = task_run(program, v, tasks->count, 0);
     }
     return status;
 }
 
 /* After this, all messages that were sent from the microbatch's buffer have arrived. */
-static ml_status messages_settle(ml_program *program, int v, int microbatch) {
+static ml_status messages_wait_sent(ml_program *program, int v, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
         const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
         if (plan->channels[m->channel].from != v || plan->channels[m->channel].local) continue;
-        status = device->ops->settle(device, program->pipeline->edges[m->channel],
-                                     saved_address(program, v, microbatch, m->saved_from));
+        status = device->ops->wait_sent(device, program->pipeline->comm_channels[m->channel],
+                                        saved_address(program, v, microbatch, m->saved_from));
     }
     return status;
 }
@@ -269,14 +269,14 @@ static ml_status messages_settle(ml_program *program, int v, int microbatch) {
  */
 static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
-    const task_programs *programs = &plan->stages[v].programs;
+    const task_set *tasks = &plan->stages[v].tasks;
     ml_device *device = program->session->device;
-    ml_status status = messages_settle(program, v, microbatch);
+    ml_status status = messages_wait_sent(program, v, microbatch);
     const char *feed =
         program->pipeline->feeds + (int64_t)microbatch * program->pipeline->feed_bytes;
-    for (int i = 0; i < programs->saved_count && status == ML_OK; i++) {
+    for (int i = 0; i < tasks->saved_count && status == ML_OK; i++) {
         for (int k = 0; k < program->input_count; k++) {
-            if (program->input_ids[k] != programs->saved[i].input) continue;
+            if (program->input_ids[k] != tasks->saved[i].input) continue;
             status = device->ops->upload(device, saved_address(program, v, microbatch, i),
                                          feed + program->input_offsets[k], program->input_bytes[k]);
         }
@@ -285,7 +285,7 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
 }
 
 /* Whether a message is the first of its channel: the one that may be expected before its task is
- * next, for an edge expects one at a time. */
+ * next, for a channel expects one at a time. */
 static bool leads_channel(const struct ml_pipeline_plan *plan, const pipeline_message *m) {
     return m == plan->messages || m[-1].channel != m->channel;
 }
@@ -300,12 +300,12 @@ static ml_status leading_expect(ml_program *program, const ml_action *action, bo
     for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
         const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
         const pipeline_channel *channel = &plan->channels[m->channel];
-        ml_channel *edge = program->pipeline->edges[m->channel];
+        ml_channel *carrier = program->pipeline->comm_channels[m->channel];
         if (channel->to_task != action->task || channel->local || !leads_channel(plan, m)) continue;
-        bool patient = program->pipeline->patient && device->ops->patient(device, edge);
+        bool patient = program->pipeline->patient && device->ops->patient(device, carrier);
         if (patient != early) continue;
         status = device->ops->expect(
-            device, edge, saved_address(program, v, action->microbatch, m->saved_to), m->bytes);
+            device, carrier, saved_address(program, v, action->microbatch, m->saved_to), m->bytes);
     }
     return status;
 }
@@ -347,9 +347,9 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
             status = device->ops->copy(device, to, from, m->bytes);
             continue;
         }
-        ml_channel *edge = program->pipeline->edges[m->channel];
-        if (!leads_channel(plan, m)) status = device->ops->expect(device, edge, to, m->bytes);
-        if (status == ML_OK) status = device->ops->arrive(device, edge, to);
+        ml_channel *carrier = program->pipeline->comm_channels[m->channel];
+        if (!leads_channel(plan, m)) status = device->ops->expect(device, carrier, to, m->bytes);
+        if (status == ML_OK) status = device->ops->arrive(device, carrier, to);
     }
     return status;
 }
@@ -365,7 +365,7 @@ static ml_status messages_send(ml_program *program, const ml_action *action, boo
         if ((to_task ? channel->to_task : channel->from_task) != action->task) continue;
         if (channel->local || !mine(program, channel->from)) continue;
         status = device->ops->send(
-            device, program->pipeline->edges[m->channel],
+            device, program->pipeline->comm_channels[m->channel],
             saved_address(program, channel->from, action->microbatch, m->saved_from), m->bytes);
     }
     return status;
@@ -438,7 +438,7 @@ static ml_status tasks_ready(ml_program *program, int microbatch) {
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int v = 0; v < plan->count && status == ML_OK; v++)
-        if (mine(program, v)) status = messages_settle(program, v, microbatch);
+        if (mine(program, v)) status = messages_wait_sent(program, v, microbatch);
     if (status == ML_OK) status = device->ops->wait(device);
     for (int v = 0; v < plan->count && device->ops->ready != NULL; v++) {
         int count = mine(program, v) ? executable_count(program, v) : 0;
@@ -558,7 +558,7 @@ static ml_status output_download(const ml_program *program, int output, void *to
         if (saved < 0) continue;
         return device->ops->download(device, to,
                                      saved_address(program, v, plan->microbatches - 1, saved),
-                                     plan->stages[v].programs.saved[saved].bytes);
+                                     plan->stages[v].tasks.saved[saved].bytes);
     }
     return ML_OK;
 }

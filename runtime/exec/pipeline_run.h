@@ -24,9 +24,9 @@ typedef struct {
 
 struct pipeline_run {
     stage_run *stages; /* by virtual stage */
-    ml_channel *
-        *edges;    /* by channel; NULL where this rank is neither end; of a retry its owner's */
-    int *messages; /* those of the plan that this rank sends or receives, in order */
+    ml_channel **
+        comm_channels; /* by channel; NULL where this rank is neither end; of a retry its owner's */
+    int *messages;     /* those of the plan that this rank sends or receives, in order */
     int message_count;
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch; likewise */
     int64_t feed_bytes; /* of one microbatch */

@@ -370,7 +370,7 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = program_settle_others(session, NULL);
     if (status == ML_OK) status = session_grow(session);
-    if (status == ML_OK) status = session_settle(session, state);
+    if (status == ML_OK) status = session_assign_state(session, state);
     if (status == ML_OK && session_holds(session, state) && !session->states[state].initialized) {
         status = session_initialize(session, NULL);
         if (status == ML_OK && !session->states[state].initialized)
@@ -416,7 +416,7 @@ static ml_status part_upload(ml_session *session, uint32_t state, const void *fr
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = program_settle_others(session, NULL);
-    if (status == ML_OK) status = session_settle(session, state);
+    if (status == ML_OK) status = session_assign_state(session, state);
     if (status != ML_OK || !session_holds(session, state)) return status;
     ML_TRY(session_allocate(session, state));
     ml_device *device = session->device;

@@ -25,7 +25,7 @@ struct ml_session {
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
     ml_group *everyone;    /* all ranks; NULL where there is one */
-    int edge_tags;         /* given out */
+    int channel_tags;      /* given out */
     ml_stage_map stages;   /* of pipelines: where layers and states live */
     session_state *states; /* by state id */
     uint32_t state_count;  /* entries of `states`; the graph may have more by now */
@@ -181,7 +181,7 @@ bool session_home(const ml_session *session, uint32_t state);
 /* Release what ranks kept before the last program was cut, and that now lives elsewhere. */
 void session_release(ml_session *session);
 /* Assign a pipeline stage, whose rank will hold it, to a state that no program has used yet. */
-ml_status session_settle(ml_session *session, uint32_t state);
+ml_status session_assign_state(ml_session *session, uint32_t state);
 /* This rank's part of a state from whichever stage has it (the others give zeros); all at once. */
 ml_status session_spread(const ml_session *session, uint32_t state, void *part, int64_t bytes);
 /* ranks.c. Whether programs may be made: several ranks need a layout. */

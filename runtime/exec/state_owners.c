@@ -48,19 +48,19 @@ void session_release(ml_session *session) {
 typedef struct {
     ml_session *session;
     uint32_t state;
-} settle_call;
+} assign_call;
 
-static void settle_body(void *context) {
-    settle_call *call = context;
+static void assign_body(void *context) {
+    assign_call *call = context;
     ml_session *session = call->session;
     ml_stage_assign_state(session->graph, &session->layout, &session->stages, call->state);
 }
 
-ml_status session_settle(ml_session *session, uint32_t state) {
+ml_status session_assign_state(ml_session *session, uint32_t state) {
     if (!pipelined(session) || session->stages.count == 0) return ML_OK;
     if (holders(session, state) != NULL) return ML_OK;
-    settle_call call = {session, state};
-    return ml_protect(settle_body, &call);
+    assign_call call = {session, state};
+    return ml_protect(assign_body, &call);
 }
 
 /* What one rank has and the others are zero in, as sums of its words; parts of a sum as such. */

@@ -50,7 +50,8 @@ float ml_from_f16(uint16_t bits) {
 
 double ml_element(ml_dtype dtype, const void *data, int64_t i) {
     switch (dtype) {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, ...) \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 ...)                                                                              \
     case ML_##ident:                                                                               \
         return (double)from(((const host *)data)[i]);
 #include "runtime/graph/dtypes.def"
@@ -62,8 +63,8 @@ double ml_element(ml_dtype dtype, const void *data, int64_t i) {
 
 void ml_set_element(ml_dtype dtype, void *data, int64_t i, double value) {
     switch (dtype) {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
-                 ...)                                                                              \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 to, ...)                                                                          \
     case ML_##ident:                                                                               \
         ((host *)data)[i] = (host)to(value);                                                       \
         break;
@@ -71,6 +72,12 @@ void ml_set_element(ml_dtype dtype, void *data, int64_t i, double value) {
 #undef ML_DTYPE
     case ML_DTYPE_COUNT: break;
     }
+}
+
+double ml_round_to(ml_dtype dtype, double value) {
+    double cell;
+    ml_set_element(dtype, &cell, 0, value);
+    return ml_element(dtype, &cell, 0);
 }
 
 bool ml_converts(ml_dtype from, ml_dtype to) {

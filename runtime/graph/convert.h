@@ -16,6 +16,8 @@ float ml_from_f16(uint16_t bits); /* IEEE 754 binary16: 5 bits of exponent, 10 o
 double ml_element(ml_dtype dtype, const void *data, int64_t i);
 void ml_set_element(ml_dtype dtype, void *data, int64_t i, double value);
 
+double ml_round_to(ml_dtype dtype, double value); /* the nearest value of a float dtype */
+
 bool ml_converts(ml_dtype from, ml_dtype to);
 /* The first element that does not fit, or -1. The dtypes are such that ml_converts. */
 int64_t ml_convert(ml_dtype from, const void *source, ml_dtype to, void *target, int64_t count);

@@ -48,9 +48,9 @@ const ml_op_info ml_ops[ML_OP_COUNT] = {
 };
 
 const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT] = {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
-                 memory, load, store, safetensors, cuda, nccl, tensor_map, doc)                    \
-    [ML_##ident] = {name,    bytes,  ML_KIND_##kind, ML_##compute, rank,        digits, least,     \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 to, memory, load, store, safetensors, cuda, nccl, tensor_map, doc)                \
+    [ML_##ident] = {name,    bytes,  ML_KIND_##kind, ML_##compute, promotion,   digits, least,     \
                     largest, memory, load,           store,        safetensors, doc},
 #include "runtime/graph/dtypes.def"
 #undef ML_DTYPE

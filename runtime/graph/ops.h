@@ -109,7 +109,7 @@ typedef struct {
     int bytes;
     ml_dtype_kind kind;
     ml_dtype compute;
-    int rank, digits;
+    int promotion, digits;
     double least, largest;
     const char *memory;       /* C type in memory, in kernels */
     const char *load, *store; /* functions in kernels; "" for a conversion */
@@ -216,9 +216,9 @@ static inline ml_dtype ml_compute_dtype(ml_dtype dtype) {
 }
 /* Whether every value of `from` is one of `to`. */
 bool ml_dtype_holds(ml_dtype to, ml_dtype from);
-/* Of two floats, that of higher rank. */
+/* Of two floats, that of higher promotion. */
 static inline ml_dtype ml_wider(ml_dtype a, ml_dtype b) {
-    return ml_dtypes[a].rank >= ml_dtypes[b].rank ? a : b;
+    return ml_dtypes[a].promotion >= ml_dtypes[b].promotion ? a : b;
 }
 /* Of the kernels' functions on this dtype: "f32" in ml_exp_f32. */
 static inline const char *ml_suffix(ml_dtype dtype) {

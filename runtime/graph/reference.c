@@ -5,32 +5,16 @@
 #include <string.h>
 
 #include "runtime/graph/conv.h"
+#include "runtime/graph/convert.h"
 #include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 
-static uint64_t mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 uint64_t ml_random_bits(int64_t key, int64_t index) {
-    const uint64_t step = 0x9e3779b97f4a7c15u;
-    return mix(mix((uint64_t)key + step) + ((uint64_t)index + 1) * step);
+    return ml_mix(ml_mix((uint64_t)key, 0), (uint64_t)index);
 }
 
 double ml_random_uniform(int64_t key, int64_t index) {
     return (double)(ml_random_bits(key, index) >> 40) * 0x1p-24;
-}
-
-static float round_to_bf16(float x) {
-    uint32_t bits;
-    if (isnan(x)) return x;
-    memcpy(&bits, &x, 4);
-    bits += 0x7fff + (bits >> 16 & 1); /* nearest, ties to even */
-    bits &= 0xffff0000u;
-    memcpy(&x, &bits, 4);
-    return x;
 }
 
 /* The float nearest to x, without the overflow that C leaves undefined. */
@@ -43,7 +27,7 @@ static float to_float(double x) {
 reference_cell reference_store(ml_dtype dtype, reference_cell x, bool round) {
     if (dtype == ML_I32) x.integer = (int32_t)(uint32_t)(uint64_t)x.integer;
     if (round && ml_compute_dtype(dtype) == ML_F32) x.number = to_float(x.number);
-    if (round && dtype == ML_BF16) x.number = round_to_bf16(x.number);
+    if (round && ml_is_narrow(dtype)) x.number = ml_round_to(dtype, x.number);
     return x;
 }
 

@@ -18,6 +18,13 @@ static bool parse_dtype(const char *text, ml_safetensor *tensor) {
     return false;
 }
 
+static ml_status help_with_dtypes(void) {
+    char list[128] = "";
+    for (ml_dtype d = 0; d < ML_DTYPE_COUNT; d++)
+        strncat(strncat(list, ml_dtypes[d].safetensors, 16), ", ", 3);
+    return ml_help("%sF16 and F8_E4M3 are read: convert the file", list);
+}
+
 int64_t ml_safetensor_width(const ml_safetensor *tensor) {
     return tensor->half ? 2 : tensor->e4m3 ? 1 : ml_dtypes[tensor->dtype].bytes;
 }
@@ -65,7 +72,7 @@ static ml_status read_entries(const char *path, json_t *header, ml_safetensors *
         const char *dtype = json_string_value(json_object_get(entry, "dtype"));
         if (dtype != NULL && !parse_dtype(dtype, tensor)) {
             ml_fail(ML_IO, "%s: tensor \"%s\" is of dtype %s", path, name, dtype);
-            return ml_help("F64, F32, BF16, F16, I64, I32 and BOOL are read: convert the file");
+            return help_with_dtypes();
         }
         if (!parse_tensor(entry, start, size, tensor))
             return ml_fail(ML_IO, "%s: the header's entry for tensor \"%s\" is malformed", path,

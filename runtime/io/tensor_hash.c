@@ -2,20 +2,13 @@
 
 #include <string.h>
 
-/* One-to-one (the finalizer of splitmix64), of bits to which a multiple of an odd number is added.
- */
-static inline __attribute__((always_inline)) uint64_t mix(uint64_t bits, uint64_t index) {
-    uint64_t x = bits + (index + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
+#include "runtime/base/memory.h"
 
 #define ADD_ELEMENTS(T)                                                                            \
     for (int64_t i = 0; i < count; i++) {                                                          \
         T bits;                                                                                    \
         memcpy(&bits, (const char *)elements + i * (int64_t)sizeof bits, sizeof bits);             \
-        sum += mix(bits, (uint64_t)(index + i));                                                   \
+        sum += ml_mix(bits, (uint64_t)(index + i));                                                \
     }                                                                                              \
     break
 

@@ -65,7 +65,7 @@ ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
 /* Selective recomputation: only values whose copies add little memory traffic, `bytes` bytes in all
  * at most. */
-ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes);
+ml_graph *ml_recompute_selective(const ml_graph *from, ml_roots *roots, int64_t bytes);
 
 /* Where n compares values with the largest or smallest of them: mark the nodes that compute them,
  * which must be computed once (share_comparisons.c). */

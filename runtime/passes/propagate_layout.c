@@ -11,14 +11,16 @@ static ml_op op_of(const ml_graph *g, ml_ref n) {
 
 enum { FEW_AXES = 2 }; /* of what has so few the order hardly matters */
 
-/* n before it was permuted, where that keeps rows of the innermost axis together. */
-static ml_ref inner(const ml_graph *g, ml_ref n) {
+/* Whether rows of the innermost axis of one type are rows of the other. */
+static bool same_rows(const ml_type *a, const ml_type *b) {
+    return a->rank <= FEW_AXES || a->axis[a->rank - 1] == b->axis[b->rank - 1];
+}
+
+/* The source of n where n is a permutation that keeps rows; else n. */
+static ml_ref unpermuted(const ml_graph *g, ml_ref n) {
     if (op_of(g, n) != ML_OP_PERMUTE) return n;
     ml_ref source = ml_graph_source(g, n, 0);
-    const ml_type *outer = ml_graph_type(g, n), *type = ml_graph_type(g, source);
-    bool keeps =
-        type->rank <= FEW_AXES || type->axis[type->rank - 1] == outer->axis[type->rank - 1];
-    return keeps ? source : n;
+    return same_rows(ml_graph_type(g, source), ml_graph_type(g, n)) ? source : n;
 }
 
 /* n over other sources, whose axes may have another order than those of n's own. */
@@ -29,13 +31,13 @@ static ml_ref operate(rewrite *r, ml_ref n, const ml_ref *sources, const ml_type
 }
 
 /* Elementwise: in the order of the first operand of all axes that is permuted. */
-static ml_ref sink_map(rewrite *r, ml_ref n, const ml_ref *sources) {
+static ml_ref move_past_map(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_type type = *ml_graph_type(r->from, n), order = type;
     ml_ref moved[3];
     int count = ml_graph_node(r->from, n)->source_count;
     bool found = false;
     for (int i = 0; i < count && !found; i++) {
-        ml_ref before = inner(r->to, sources[i]);
+        ml_ref before = unpermuted(r->to, sources[i]);
         found = before != sources[i] && ml_graph_type(r->to, before)->rank == type.rank;
         if (found) order = *ml_graph_type(r->to, before);
     }
@@ -48,39 +50,34 @@ static ml_ref sink_map(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_permute(r->to, operate(r, n, moved, &order), &type);
 }
 
-/* Whether rows of the innermost axis of what n was are together in what is made of it. */
-static bool keeps_rows(const rewrite *r, ml_ref n, ml_ref made) {
-    const ml_type *wanted = ml_graph_type(r->from, n), *type = ml_graph_type(r->to, made);
-    return type->rank <= FEW_AXES || type->axis[type->rank - 1] == wanted->axis[type->rank - 1];
-}
-
 /* Of two operands all that can be moved: the innermost axis of a product's result is that of an
  * operand whose own innermost one is summed over, and attention reads its rows. */
-static ml_ref sink_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
+static ml_ref move_past_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
     static const bool moves[][2] = {{true, true}, {true, false}, {false, true}};
     int count = ml_graph_node(r->from, n)->source_count;
     for (int i = 0; i < 3; i++) {
         ml_ref moved[2];
         for (int k = 0; k < count; k++)
-            moved[k] = moves[i][k] ? inner(r->to, sources[k]) : sources[k];
+            moved[k] = moves[i][k] ? unpermuted(r->to, sources[k]) : sources[k];
         ml_ref made = operate(r, n, moved, ml_graph_type(r->from, n));
-        if (keeps_rows(r, n, made)) return ml_permute(r->to, made, ml_graph_type(r->from, n));
+        if (same_rows(ml_graph_type(r->to, made), ml_graph_type(r->from, n)))
+            return ml_permute(r->to, made, ml_graph_type(r->from, n));
     }
     return rewrite_copy(r, n, sources);
 }
 
 /* Results have the orders of q, k and v. */
-static ml_ref sink_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
+static ml_ref move_past_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
     enum { Q, K, V, ORDERED };
     const ml_node *node = ml_graph_node(r->from, n);
     bool grad = node->op == ML_OP_ATTENTION_GRAD;
     ml_attention_args args;
     ml_attention_read(r->from, n, &args);
-    if (args.score || args.derivative || inner(r->to, sources[Q]) == sources[Q])
+    if (args.score || args.derivative || unpermuted(r->to, sources[Q]) == sources[Q])
         return rewrite_copy(r, n, sources);
     ml_ref *moved = ML_NEW_ARRAY(r->scratch, ml_ref, node->source_count);
     for (int i = 0; i < node->source_count; i++)
-        moved[i] = i < ORDERED ? inner(r->to, sources[i]) : sources[i];
+        moved[i] = i < ORDERED ? unpermuted(r->to, sources[i]) : sources[i];
     ml_ref made = grad ? ml_attention_grad(r->to, moved, node->source_count, &args)
                        : ml_attention(r->to, moved, node->source_count, &args);
     ml_ref *outputs = r->outputs[n] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
@@ -90,9 +87,9 @@ static ml_ref sink_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
                             &args, &logsumexp);
     logsumexp.rank--;
     for (int i = 1; i < ml_op_outputs(r->to, made); i++) {
-        const ml_type *lying = /* dk and dv lie as k and v did */
+        const ml_type *order = /* dk and dv are in the orders of k and v */
             grad ? ml_graph_type(r->from, ml_graph_source(r->from, n, i)) : &logsumexp;
-        outputs[i] = ml_permute(r->to, ml_out(r->to, made, i), lying);
+        outputs[i] = ml_permute(r->to, ml_out(r->to, made, i), order);
     }
     return outputs[0];
 }
@@ -106,9 +103,9 @@ static bool follows(ml_op op) {
 
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_op op = op_of(r->from, n);
-    if (ml_op_attends(op)) return sink_attention(r, n, sources);
-    if (follows(op)) return sink_operands(r, n, sources);
-    if (ml_op_is_function(op)) return sink_map(r, n, sources);
+    if (ml_op_attends(op)) return move_past_attention(r, n, sources);
+    if (follows(op)) return move_past_operands(r, n, sources);
+    if (ml_op_is_function(op)) return move_past_map(r, n, sources);
     return rewrite_copy(r, n, sources);
 }
 

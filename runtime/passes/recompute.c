@@ -8,7 +8,7 @@
  * sources, nearest first; of all cuts on the way, the one is chosen that adds the fewest bytes to
  * what is saved. Where that is the value itself, it is saved.
  *
- * Thrifty recomputation is limited to values that cost at most one write, for a product to read:
+ * Selective recomputation is limited to values that cost at most one write, for a product to read:
  * what they are computed from is read by the backward phase's elementwise work anyway. It stops
  * when the writes add up to the given bytes. */
 #include "runtime/graph/rewrite.h"
@@ -36,7 +36,7 @@ typedef struct {
     uint8_t *fates;
     ml_ref *copies; /* by node of `from`: its copy in `to` */
     ml_ref *until;  /* by node: a product that waits for the sources of this one; 0: does not */
-    bool thrifty;
+    bool selective;
     bool *read;       /* by node: the backward phase's elementwise work reads it, or what it is made
                          from elementwise */
     bool *multiplied; /* by node: operand of a product of the backward phase */
@@ -182,7 +182,7 @@ static void decide(state *s, ml_ref n) {
         int64_t cost = cost_of(s, &now);
         if (cost < cheapest) cheapest = cost, best = now;
     }
-    if (s->thrifty && !afford(s, n, &best, bytes_of(s, n) - cheapest)) {
+    if (s->selective && !afford(s, n, &best, bytes_of(s, n) - cheapest)) {
         s->fates[n] = KEPT;
         return;
     }
@@ -303,7 +303,7 @@ static void begin(rewrite *r) {
     s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     find_phases(s);
     find_needs(s);
-    if (s->thrifty) find_readers(s);
+    if (s->selective) find_readers(s);
     for (ml_ref n = 1; n < r->count; n++)
         if (s->fates[n] == NEEDED) decide(s, n);
     find_order(s);
@@ -345,7 +345,7 @@ ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, begin, rule, &s);
 }
 
-ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes) {
-    state s = {.thrifty = true, .bytes_left = bytes};
+ml_graph *ml_recompute_selective(const ml_graph *from, ml_roots *roots, int64_t bytes) {
+    state s = {.selective = true, .bytes_left = bytes};
     return rewrite_run(from, roots, begin, rule, &s);
 }

@@ -33,7 +33,7 @@ typedef struct {
                            the first rank with equal stages; -1: it is another rank's */
     int first_task, task_count;
     task_waves waves;
-    task_programs programs;
+    task_set tasks;
     ml_plan *local;  /* the whole stage: its traffic */
     ml_plan **plans; /* by task, the once-per-step task last */
     int plan_count;

@@ -302,23 +302,23 @@ static void outputs_find(ml_plan *plan, int v) {
     stage->output_task = ML_NEW_ARRAY(plan->arena, int, (size_t)outputs + 1);
     for (int i = 0; i < outputs; i++) {
         int at = cut->output_of[i];
-        stage->outputs[i] = at >= 0 ? stage->programs.saved_of_output[at] : -1;
-        stage->output_task[i] = at >= 0 ? stage->programs.task_of_output[at] : 0;
+        stage->outputs[i] = at >= 0 ? stage->tasks.saved_of_output[at] : -1;
+        stage->output_task[i] = at >= 0 ? stage->tasks.task_of_output[at] : 0;
     }
 }
 
 void pipeline_stage_split(ml_plan *plan, int v) {
     pipeline_stage *stage = &plan->pipeline->stages[v];
-    task_programs *set = &stage->programs;
+    task_set *set = &stage->tasks;
     ml_plan *local = stage->local;
     stage->overflow_flags = local->roots.overflow_count;
     if (stage->overflow_flags > 0) local->roots.kept++; /* as what others wait for: not deferred */
-    task_programs_split(local->graph, &local->roots, plan->pipeline->input_wave, &stage->waves,
-                        plan->arena, set);
+    task_set_split(local->graph, &local->roots, plan->pipeline->input_wave, &stage->waves,
+                   plan->arena, set);
     stage->plans = ML_NEW_ARRAY(plan->arena, ml_plan *, TASKS_MOST + 1);
     stage->plan_count = set->count + set->once_per_step;
     for (int p = 0; p < stage->plan_count; p++) {
-        task_program *task = &set->tasks[p];
+        split_task *task = &set->tasks[p];
         ml_plan *part = plan_of_part(plan, &task->graph, &task->roots, &stage->plans[p]);
         part->local = part->pipeline_task = true;
     }
@@ -331,15 +331,15 @@ void pipeline_stage_split(ml_plan *plan, int v) {
 
 /* ---- messages ---- */
 static int saved_of_input(const pipeline_stage *stage, uint32_t input) {
-    for (int i = 0; i < stage->programs.saved_count; i++) {
-        if (stage->programs.saved[i].input == input) return i;
+    for (int i = 0; i < stage->tasks.saved_count; i++) {
+        if (stage->tasks.saved[i].input == input) return i;
     }
     return -1;
 }
 
 /* A message that no task reads any more still needs a destination. */
 static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
-    task_programs *set = &stage->programs;
+    task_set *set = &stage->tasks;
     saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
     if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
     saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
@@ -360,15 +360,15 @@ static void messages_locate(ml_plan *plan) {
         const ml_transfer *t = &pipeline->cut.transfers[i];
         pipeline_message *m = &messages[pipeline->message_of[i]];
         pipeline_stage *from = &pipeline->stages[t->from], *to = &pipeline->stages[t->to];
-        if (from->planned) m->saved_from = from->programs.saved_of_output[t->output];
+        if (from->planned) m->saved_from = from->tasks.saved_of_output[t->output];
         if (to->planned) {
             m->saved_to = saved_of_input(to, t->input);
             if (m->saved_to < 0) m->saved_to = saved_spare(to, m->bytes, arena);
         }
-        if (from->planned && from->programs.saved[m->saved_from].bytes != m->bytes)
+        if (from->planned && from->tasks.saved[m->saved_from].bytes != m->bytes)
             ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
                      t->to);
-        if (from->planned && from->first_task + from->programs.task_of_output[t->output] >
+        if (from->planned && from->first_task + from->tasks.task_of_output[t->output] >
                                  pipeline->channels[m->channel].from_task)
             ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
     }
@@ -388,7 +388,7 @@ void pipeline_plan_free(pipeline_plan *pipeline) {
     for (int v = 0; v < pipeline->count && pipeline->stages != NULL; v++) {
         pipeline_stage *stage = &pipeline->stages[v];
         for (int p = 0; p < stage->plan_count; p++) plan_free(stage->plans[p]);
-        task_programs_free(&stage->programs);
+        task_set_free(&stage->tasks);
         plan_free(stage->local);
     }
 }

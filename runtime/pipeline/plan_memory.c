@@ -25,7 +25,7 @@ static void account_states(const ml_plan *part, bool *seen, account *a) {
 
 const ml_plan *pipeline_once_per_step(const pipeline_plan *pipeline, int v) {
     const pipeline_stage *stage = pipeline_representative(pipeline, v);
-    return stage->programs.once_per_step ? stage->plans[stage->programs.count] : NULL;
+    return stage->tasks.once_per_step ? stage->plans[stage->tasks.count] : NULL;
 }
 
 /* Copies of states, for a step that may have to be repeated. */
@@ -55,8 +55,8 @@ static void account_rank(accounting *x, int coordinate, account *a) {
     memset(a, 0, sizeof *a);
     for (int v = coordinate; v < pipeline->count; v += pipeline->ranks) {
         const pipeline_stage *stage = pipeline_representative(pipeline, v);
-        a->buffers += stage->programs.buffer_bytes * pipeline->stages[v].slots;
-        a->once_per_step += stage->programs.once_bytes;
+        a->buffers += stage->tasks.buffer_bytes * pipeline->stages[v].slots;
+        a->once_per_step += stage->tasks.once_bytes;
         for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, x->seen, a);

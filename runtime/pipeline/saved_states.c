@@ -106,7 +106,7 @@ void pipeline_saved_find(const ml_plan *plan, int rank, int64_t until, ml_arena 
     l.seen = ML_NEW_ARRAY(arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int v = rank; v < pipeline->count; v += pipeline->ranks) {
         const pipeline_stage *stage = pipeline_representative(pipeline, v);
-        for (int p = 0; p < stage->programs.count; p++) {
+        for (int p = 0; p < stage->tasks.count; p++) {
             const ml_roots *roots = &stage->plans[p]->roots;
             if (until < INT64_MAX && action_of(pipeline, v, p)->start >= until) continue;
             for (int i = 0; i < roots->update_count; i++) list_state(&l, roots->updates[i].state);

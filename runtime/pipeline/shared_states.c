@@ -27,7 +27,7 @@ static void note(ordering *o, uint32_t state, int v) {
 static void uses_find(ordering *o) {
     for (int v = 0; v < o->pipeline->count; v++) {
         const pipeline_stage *stage = &o->pipeline->stages[v];
-        for (int p = 0; planned_here(o, v) && p < stage->programs.count; p++) {
+        for (int p = 0; planned_here(o, v) && p < stage->tasks.count; p++) {
             const ml_plan *part = stage->plans[p];
             for (ml_ref n = 1; n < ml_graph_count(part->graph); n++)
                 if (ml_graph_node(part->graph, n)->op == ML_OP_STATE)
@@ -59,7 +59,7 @@ static int tasks_find(const ordering *o, uint32_t state, uint8_t *uses) {
     int count = 0;
     for (int v = 0; v < o->pipeline->count; v++) {
         const pipeline_stage *stage = &o->pipeline->stages[v];
-        for (int p = 0; planned_here(o, v) && p < stage->programs.count; p++) {
+        for (int p = 0; planned_here(o, v) && p < stage->tasks.count; p++) {
             uint8_t *use = &uses[stage->first_task + p];
             *use = (uint8_t)(reads(stage->plans[p], state) | updates(stage->plans[p], state) << 1);
             count += *use >> 1;

@@ -24,7 +24,7 @@ typedef struct {
     const ml_roots *roots;
     const int *input_wave;
     ml_arena *arena;
-    task_programs *set;
+    task_set *set;
     uint32_t count;
     int main_tasks;      /* without the weight-gradient task */
     int *wave;           /* by node: FREE where it needs nothing received */
@@ -128,7 +128,7 @@ static void tasks_list(cutting *c, const task_waves *waves) {
     for (int i = 0; i < waves->count; i++) c->set->tasks[i].wave = waves->wave[i];
     if (!waves->weight_grad) return;
     c->set->tasks[waves->count] =
-        (task_program){.wave = waves->wave[waves->count - 1], .weight_grad = true};
+        (split_task){.wave = waves->wave[waves->count - 1], .weight_grad = true};
     c->set->count++;
 }
 
@@ -496,7 +496,7 @@ static void task_fill(const cutting *c, int p, subgraph *part, ml_ref *map) {
 
 static void task_roots(const cutting *c, int p, const int *update_task, const ml_ref *map,
                        subgraph *part) {
-    task_program *task = &c->set->tasks[p];
+    split_task *task = &c->set->tasks[p];
     int from = p == c->set->count ? SAVED_ONCE_PER_STEP : p;
     task->exports = ML_NEW_ARRAY(c->arena, int, (size_t)c->saved.count + 1);
     for (ml_ref n = 1; n < c->count; n++) {
@@ -538,8 +538,8 @@ static void cutting_start(cutting *c) {
     c->set->task_of_output = ML_NEW_ARRAY(c->arena, int, outputs);
 }
 
-void task_programs_split(const ml_graph *g, const ml_roots *roots, const int *input_wave,
-                         const task_waves *waves, ml_arena *arena, task_programs *out) {
+void task_set_split(const ml_graph *g, const ml_roots *roots, const int *input_wave,
+                    const task_waves *waves, ml_arena *arena, task_set *out) {
     cutting c = {.g = g, .roots = roots, .input_wave = input_wave, .arena = arena, .set = out};
     memset(out, 0, sizeof *out);
     cutting_start(&c);
@@ -568,7 +568,7 @@ void task_programs_split(const ml_graph *g, const ml_roots *roots, const int *in
     tasks_build(&c, update_task);
 }
 
-void task_programs_free(task_programs *set) {
+void task_set_free(task_set *set) {
     for (int p = 0; p <= set->count; p++) {
         if (set->tasks[p].graph != NULL) ml_graph_free(set->tasks[p].graph);
         set->tasks[p].graph = NULL;

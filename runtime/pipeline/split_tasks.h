@@ -44,17 +44,17 @@ typedef struct {
     ml_graph *graph;
     ml_roots roots; /* output i becomes saved value exports[i] */
     int *exports;
-} task_program;
+} split_task;
 
 typedef struct {
     int count, saved_count;
-    task_program tasks[TASKS_MOST + 1];
+    split_task tasks[TASKS_MOST + 1];
     bool once_per_step; /* tasks[count] is the once-per-step task */
     saved_value *saved;
     int *saved_of_output; /* by output of the stage's roots */
     int *task_of_output;  /* the task that computes it */
     int64_t buffer_bytes, once_bytes;
-} task_programs;
+} task_set;
 
 /* Where to split: the waves in which the stage has work, ascending, the same on every rank. */
 typedef struct {
@@ -67,9 +67,9 @@ typedef struct {
 
 /* Split `g`, the graph of one rank. input_wave[id] of an INPUT that is received is one of the
  * waves, at least 1, and 0 for inputs of the program. Raises ML_INVALID for a state that is read
- * too early (above). The graphs are freed by task_programs_free, the rest is in `arena`. */
-void task_programs_split(const ml_graph *g, const ml_roots *roots, const int *input_wave,
-                         const task_waves *waves, ml_arena *arena, task_programs *out);
-void task_programs_free(task_programs *set);
+ * too early (above). The graphs are freed by task_set_free, the rest is in `arena`. */
+void task_set_split(const ml_graph *g, const ml_roots *roots, const int *input_wave,
+                    const task_waves *waves, ml_arena *arena, task_set *out);
+void task_set_free(task_set *set);
 
 #endif

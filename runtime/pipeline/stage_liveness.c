@@ -143,7 +143,7 @@ static void require_sources(stage_cutting *c, ml_ref n) {
 /* ---- Roots ----------------------------------------------------------------------------------- */
 
 /* A state that is a result itself is read by one stage for all. */
-static void settle_root_state(stage_cutting *c, ml_ref n) {
+static void assign_root_state(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     if (at->kind != STAGE_LAZY || at->home >= 0) return;
     int home = at->hint;
@@ -155,7 +155,7 @@ static void settle_root_state(stage_cutting *c, ml_ref n) {
 
 /* Every rank has each output on one of its stages. */
 static void require_output(stage_cutting *c, ml_ref n) {
-    settle_root_state(c, n);
+    assign_root_state(c, n);
     const stage_node *at = &c->node[n];
     for (int rank = 0; rank < c->ranks; rank++) {
         bool here = at->kind != STAGE_FREE && at->home % c->ranks == rank;
@@ -169,7 +169,7 @@ static void require_output(stage_cutting *c, ml_ref n) {
 
 /* A new value, where it is computed. */
 static void require_update(stage_cutting *c, ml_ref n, uint32_t state) {
-    settle_root_state(c, n);
+    assign_root_state(c, n);
     const stage_node *at = &c->node[n];
     bool parts = at->kind == STAGE_SUM && c->state[state].set;
     if (parts)

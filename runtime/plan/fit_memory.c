@@ -32,7 +32,7 @@ static void attempt(ladder *l, const plan_choice *choice) {
 
 static void attempt_all(ladder *l, const plan_choice *first) {
     plan_choice choice = *first;
-    choice.recompute = RECOMPUTE_FREE;
+    choice.recompute = RECOMPUTE_SELECTIVE;
     if (l->size.weight_grad) attempt(l, &choice);
     choice.param_cache = false;
     if (needs_less(l)) attempt(l, &choice);
@@ -40,7 +40,7 @@ static void attempt_all(ladder *l, const plan_choice *first) {
         choice.overlap = false;
         attempt(l, &choice);
     }
-    choice.recompute = RECOMPUTE_ALL;
+    choice.recompute = RECOMPUTE_FULL;
     if (too_large(l)) attempt(l, &choice);
 }
 
@@ -58,7 +58,7 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     if (l.size.peak + (reserves ? l.size.moments : 0) <= fit->limit) return;
     const ladder begin = l;
     bool far = l.size.peak / 2 > fit->limit;
-    if (far) attempt(&l, &(plan_choice){.recompute = RECOMPUTE_ALL});
+    if (far) attempt(&l, &(plan_choice){.recompute = RECOMPUTE_FULL});
     if (!far || !too_large(&l)) {
         l.best = begin.best;
         l.size = begin.size;

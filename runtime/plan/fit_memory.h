@@ -8,11 +8,12 @@
 
 /* What the backward pass computes again instead of storing it. */
 typedef enum {
-    RECOMPUTE_FREE, /* selective (ml_recompute_thrifty), unless the options choose: values that cost
-                       at most one write, as the backward pass reads their inputs anyway */
-    RECOMPUTE_FREE_BUT_WEIGHT_GRAD, /* the same; none where weight-gradient tasks are deferred, as
-                                       it would need kernels of its own there */
-    RECOMPUTE_ALL,                  /* full (ml_recompute): all that saves memory */
+    RECOMPUTE_SELECTIVE, /* selective (ml_recompute_selective), unless the options choose: values
+                       that cost at most one write, as the backward pass reads their inputs anyway
+                     */
+    RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD, /* the same; none where weight-gradient tasks are deferred,
+                                       as it would need kernels of its own there */
+    RECOMPUTE_FULL,                      /* full (ml_recompute): all that saves memory */
 } plan_recompute;
 
 /* What attempts differ in. */

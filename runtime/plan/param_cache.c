@@ -22,7 +22,7 @@ typedef struct {
     ml_ref *new_value; /* by state; 0 where the program does not set it */
     bool often;        /* it runs several times before others set the rest */
     bool *source;      /* by node: f32 parameters, moved at most */
-    bool *cast;        /* by node: likewise, and cast to bf16 */
+    bool *cast;        /* by node: the same, cast to a narrow float */
     bool *cacheable; /* by node: f32 parameters after casts, moves and gathers that may be cached */
     bool casts;      /* casts are cached too: what products of a GPU read */
     bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
@@ -68,7 +68,7 @@ static void find_casts(work *w) {
             continue;
         }
         if (node->op == ML_OP_CAST)
-            w->cast[n] = dtype == ML_BF16 && w->source[ml_graph_source(g, n, 0)];
+            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && w->source[ml_graph_source(g, n, 0)];
         w->cacheable[n] =
             gathers(w, n) || (node->op == ML_OP_CAST && w->cacheable[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;

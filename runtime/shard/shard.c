@@ -28,13 +28,13 @@ void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref nod
 typedef struct {
     bool forbidden; /* it gathers what a listed axis splits, in favour of none listed before */
     double bytes;
-    int rank;
+    int preference;
 } price;
 
 static bool cheaper(const price *a, const price *b) {
     if (a->forbidden != b->forbidden) return b->forbidden;
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
-    return a->rank < b->rank;
+    return a->preference < b->preference;
 }
 
 /* Parameters are split along it over this mesh axis: the work is where they are. */
@@ -46,7 +46,7 @@ static bool lists_params(const sharder *s, ml_axis axis) {
 }
 
 /* The cheapest way to have source `n` in placement `to`; false where there is none. */
-static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, price *out) {
+static bool price_source(const sharder *s, ml_ref n, ml_placement to, int preference, price *out) {
     while (s->values[n].repeats) {
         ml_placement repeated = to;
         to = shard_repeated(s, n, to);
@@ -69,14 +69,15 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
         if (p.bytes < 0) continue;
         if (to.kind == ML_SENT) p.bytes = 0; /* the layout wants it */
         if (from.kind == ML_SPLIT && to.kind != ML_PARTIAL_SUM && !shard_same(from, to)) {
-            int listed = shard_rank(s, t->axis[from.axis]);
-            bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
+            int listed = shard_preference(s, t->axis[from.axis]);
+            bool kept =
+                to.kind == ML_SPLIT && preference < SHARD_PARAMS; /* exchanged, both listed */
             bool weights = lists_params(s, t->axis[from.axis]);
             kept = kept && !weights;
             /* To where parameters are split, activations may go: the cheaper of the two moves. */
-            if (rank >= 0 && rank < SHARD_PARAMS && !weights)
-                kept = kept || lists_params(s, s->layout->axis[s->mesh].acts[rank]);
-            p.forbidden = listed < SHARD_PARAMS && rank >= listed && !kept;
+            if (preference >= 0 && preference < SHARD_PARAMS && !weights)
+                kept = kept || lists_params(s, s->layout->axis[s->mesh].acts[preference]);
+            p.forbidden = listed < SHARD_PARAMS && preference >= listed && !kept;
         }
         if (!found || cheaper(&p, out)) *out = p;
         found = true;
@@ -165,12 +166,13 @@ static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out
     for (uint32_t i = 0; i < s->strategy_count; i++) {
         const shard_strategy *strategy = &s->strategies.at[i];
         if (!feasible(s, n, strategy, need, out)) continue;
-        price total = {.bytes = rest_cost(s, n, strategy, out), .rank = strategy->rank};
+        price total = {.bytes = rest_cost(s, n, strategy, out), .preference = strategy->preference};
         bool found = true;
         for (int k = 0; k < count && found; k++) {
             price p;
-            found = price_source(s, ml_graph_source(s->from, n, k),
-                                 s->pool.at[strategy->sources + (uint32_t)k], strategy->rank, &p);
+            found =
+                price_source(s, ml_graph_source(s->from, n, k),
+                             s->pool.at[strategy->sources + (uint32_t)k], strategy->preference, &p);
             total.bytes += p.bytes;
             total.forbidden = total.forbidden || p.forbidden;
         }
@@ -369,7 +371,7 @@ static void place_node(sharder *s, ml_ref n) {
 
 /* A gradient of which each rank has a part is added up at once where the rule splits it: it would
  * fill memory until its first use. */
-static void settle_gradient(sharder *s, ml_ref n) {
+static void reduce_gradient(sharder *s, ml_ref n) {
     const ml_type *t = ml_graph_type(s->from, n);
     int kind = s->values[n].added ? ML_STATE_GRADIENT : ML_STATE_OPTIMIZER;
     ml_placements home = ml_layout_place(s->layout, s->from, t, kind, NULL);
@@ -410,7 +412,7 @@ static void visit(sharder *s, ml_ref n) {
         place_node(s, n);
     if (!(node->flags & ML_NODE_GRADIENT)) return;
     ml_graph_mark(s->to, s->versions.at[s->values[n].versions].node, ML_NODE_GRADIENT);
-    settle_gradient(s, n);
+    reduce_gradient(s, n);
 }
 
 /* ---- Programs -------------------------------------------------------------------------------- */

@@ -122,7 +122,7 @@ static ml_ref as_source(shard_attention *x, ml_ref n) {
 
 /* Sums over rounds are added up after every few of them: what the rounds computed is freed by then,
  * and is not read and written more often than that. */
-static void settle(shard_attention *x, int64_t round, const ml_ref *sums, int count) {
+static void add_up_rounds(shard_attention *x, int64_t round, const ml_ref *sums, int count) {
     enum { TOGETHER = 4 };
     for (int i = 0; i < count && round % TOGETHER == TOGETHER - 1; i++)
         if (sums[i]) ml_graph_mark(x->g, sums[i], ML_NODE_PROMPT);
@@ -179,7 +179,7 @@ static void contiguous_ring(shard_attention *x, ml_ref *outputs) {
             for (int i = Q; i <= V; i++) add_term(x, &sums[i], 0, made[i]);
         else
             add_keys(x, &o, &lse, 0, made);
-        settle(x, round, (ml_ref[]){o, lse, sums[Q]}, 3);
+        add_up_rounds(x, round, (ml_ref[]){o, lse, sums[Q]}, 3);
         for (int i = K; i <= V; i++) k.of[i] = next[i];
     }
     outputs[0] = as_source(x, x->grad ? sums[Q] : o);
@@ -428,7 +428,7 @@ static void balanced_ring(shard_attention *x, ml_ref *outputs) {
         else
             others_keys(&h);
         ml_ref sums[] = {h.o[0], h.o[1], h.lse[0], h.lse[1], h.sum[Q][0], h.sum[Q][1]};
-        settle(x, round, sums, 6);
+        add_up_rounds(x, round, sums, 6);
         for (int i = K; i <= V; i++) keys[i] = next[i];
     }
     finish_queries(&h, outputs);

@@ -62,7 +62,7 @@ void shard_propose_windows(sharder *s, ml_ref n) {
             !find_halo(&w[i], size_of(s->from, a, w[i].axis), conv_steps(s->from, n, &w[i]),
                        conv_taps(s->from, n, &w[i]), s->layout->axis[s->mesh].size, &h))
             continue;
-        shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, w[i].axis));
+        shard_strategy *to = shard_strategy_new(s, n, shard_preference(s, w[i].axis));
         for (int k = 0; k < 2; k++)
             if (at[k] >= 0) s->pool.at[to->sources + (uint32_t)k] = shard_split(at[k]);
         to->out[0] = gives_taps ? (ml_placement){ML_PARTIAL_SUM, 0}

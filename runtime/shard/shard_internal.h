@@ -64,8 +64,9 @@ typedef struct {
 
 /* One way to cut an op's work over one mesh axis. */
 typedef struct {
-    int rank;    /* preference among equals: position in the table acts, or one of the enum above */
-    bool uneven; /* along an axis that it does not divide */
+    int preference; /* among equals, the least: position in the table acts, or one of the enum above
+                     */
+    bool uneven;    /* along an axis that it does not divide */
     uint32_t sources; /* first of source_count placements in the pool */
     ml_placement out[ML_MAX_OUTPUTS];
 } shard_strategy;
@@ -166,9 +167,9 @@ void shard_propose(sharder *s, ml_ref n);
 void shard_propose_attention(sharder *s, ml_ref n);
 void shard_propose_windows(sharder *s, ml_ref n); /* shard_conv.c: along a convolution's own axes */
 /* A strategy with everything whole. The pointer is valid until the next. */
-shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
+shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int preference);
 /* Preference of a logical axis over s->mesh. */
-int shard_rank(const sharder *s, ml_axis axis);
+int shard_preference(const sharder *s, ml_axis axis);
 /* The placement over s->mesh of what broadcast n repeats, where n is in placement `over`. */
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over);
 /* Starts and ends of the groups whose rows an ML_OWNED or ML_SENT version of n holds. */

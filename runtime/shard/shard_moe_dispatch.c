@@ -402,7 +402,7 @@ static void propose_product(sharder *s, ml_ref n) {
     ml_axis group = (ml_axis)ml_graph_args(s->from, n)[1];
     int operands = node->op == ML_OP_RAGGED_DOT ? 1 : 2;
     int64_t ranks = s->layout->axis[s->mesh].size;
-    if (bounds->rank < 2 || shard_rank(s, group) >= SHARD_UNLISTED) return;
+    if (bounds->rank < 2 || shard_preference(s, group) >= SHARD_UNLISTED) return;
     rows.batch = bounds->axis[bounds->axis[0] == group];
     int groups = ml_type_find(bounds, group);
     if (bounds->size[groups] % ranks || bounds->size[!groups] % ranks) return;

@@ -9,7 +9,7 @@
 
 enum { FEW = 8 };
 
-int shard_rank(const sharder *s, ml_axis axis) {
+int shard_preference(const sharder *s, ml_axis axis) {
     const ml_mesh_axis *mesh = &s->layout->axis[s->mesh];
     for (int i = 0; i < mesh->acts_count; i++)
         if (mesh->acts[i] == axis) return i;
@@ -18,12 +18,12 @@ int shard_rank(const sharder *s, ml_axis axis) {
     return SHARD_UNLISTED;
 }
 
-shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
+shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int preference) {
     int sources = ml_graph_node(s->from, n)->source_count;
     while (s->pool.count < s->pool_count + (uint32_t)sources) (void)ML_PUSH(s->scratch, &s->pool);
     if (s->strategy_count == s->strategies.count) (void)ML_PUSH(s->scratch, &s->strategies);
     shard_strategy *out = &s->strategies.at[s->strategy_count++];
-    *out = (shard_strategy){.rank = rank, .sources = s->pool_count};
+    *out = (shard_strategy){.preference = preference, .sources = s->pool_count};
     for (int k = 0; k < sources; k++) s->pool.at[s->pool_count++] = (ml_placement){0};
     return out;
 }
@@ -77,7 +77,7 @@ static bool source_has(const sharder *s, ml_ref n, int k, ml_placement over) {
 }
 
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions) {
-    int rank = shard_rank(s, axis);
+    int rank = shard_preference(s, axis);
     if (rank < SHARD_PARAMS || (rank < SHARD_UNLISTED && s->values[n].params)) return true;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
         if (source_positions[k] >= 0 && source_has(s, n, k, shard_split(source_positions[k])))
@@ -159,7 +159,7 @@ static bool sums_groups(const sharder *s, ml_ref n, int k, int position, int64_t
 static void share(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out) {
     const ml_node *node = ml_graph_node(s->from, n);
     int64_t size = size_cut(s, n, source_positions, out), ranks = s->layout->axis[s->mesh].size;
-    int rank = shard_rank(s, axis), sum = -1;
+    int rank = shard_preference(s, axis), sum = -1;
     bool joint = ml_ops[node->op].linear == ML_LINEAR_JOINT || node->op == ML_OP_CONCAT;
     bool all = joint;
     if (axis != s->shared || size < 1 || size >= ranks || ranks % size || size > UINT8_MAX) return;
@@ -198,7 +198,7 @@ static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions,
     if (uneven && !may_be_filled(s, n, source_positions, out)) return;
     for (int within = 0; within < 2; within++) {
         if (!wanted[within]) continue;
-        shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
+        shard_strategy *to = shard_strategy_new(s, n, shard_preference(s, axis));
         to->uneven = uneven;
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
             if (source_positions[k] >= 0)
@@ -235,8 +235,8 @@ static void by_position(sharder *s, ml_ref n, int except) {
     const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
     for (int i = 0; i < t->rank; i++)
         if (i != except)
-            cut(s, n, shard_rank(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : from->axis[i], &i,
-                i, 0);
+            cut(s, n, shard_preference(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : from->axis[i],
+                &i, i, 0);
 }
 
 /* The outer part of an axis that is split can be cut as the whole axis is. */
@@ -247,7 +247,7 @@ static void propose_split(sharder *s, ml_ref n) {
         if (i == outer + 1) continue;
         int source = i > outer ? i - 1 : i;
         ml_axis name = t->axis[i];
-        if (shard_rank(s, name) == SHARD_UNLISTED) name = from->axis[source];
+        if (shard_preference(s, name) == SHARD_UNLISTED) name = from->axis[source];
         cut(s, n, name, &source, i, 0);
     }
 }
@@ -290,7 +290,7 @@ static void propose_merge(sharder *s, ml_ref n) {
     for (int i = 0; i < t->rank; i++) {
         ml_axis old = i == merged ? (ml_axis)args[0] : t->axis[i];
         int source = ml_type_find(from, old);
-        ml_axis name = shard_rank(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : old;
+        ml_axis name = shard_preference(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : old;
         cut(s, n, name, &source, i, 0);
     }
 }
@@ -480,7 +480,7 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     if (node->op == ML_OP_CAST) { /* sums of gradients keep all their bits */
         const ml_type *from = source_type(s, n, 0);
         bool wider = ml_is_float(t->dtype) && ml_is_float(from->dtype) &&
-                     ml_dtypes[t->dtype].rank > ml_dtypes[from->dtype].rank;
+                     ml_dtypes[t->dtype].promotion > ml_dtypes[from->dtype].promotion;
         return wider && s->values[n].params && first ? 1 : 0;
     }
     if (!sum) return 0;

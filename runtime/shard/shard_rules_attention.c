@@ -25,7 +25,7 @@ static ml_axis key_axis(const attention *x, ml_axis axis) {
  * fill up a part are computed like others, and those of k and v then have as many. */
 static shard_strategy *split_along(const attention *x, ml_axis axis, ml_axis in_keys) {
     sharder *s = x->s;
-    shard_strategy *to = shard_strategy_new(s, x->n, shard_rank(s, axis));
+    shard_strategy *to = shard_strategy_new(s, x->n, shard_preference(s, axis));
     for (int k = 0; k < x->count; k++) {
         int at = ml_type_find(type_of(x, k), k == K || k == V ? in_keys : axis);
         if (at >= 0) s->pool.at[to->sources + (uint32_t)k] = shard_split(at);
@@ -49,7 +49,7 @@ static shard_strategy *split_along(const attention *x, ml_axis axis, ml_axis in_
 
 static bool worth(const attention *x, ml_axis axis) {
     ml_axis in_keys = key_axis(x, axis);
-    if (shard_rank(x->s, axis) < SHARD_PARAMS) return true;
+    if (shard_preference(x->s, axis) < SHARD_PARAMS) return true;
     for (int k = 0; k < x->count; k++) {
         ml_ref source = ml_graph_source(x->s->from, x->n, k);
         int position = ml_type_find(type_of(x, k), k == K || k == V ? in_keys : axis);
@@ -78,7 +78,7 @@ static void share_heads(const attention *x) {
     int64_t ranks = s->layout->axis[s->mesh].size, size = type_of(x, K)->size[at];
     bool divides = type_of(x, Q)->size[ml_type_find(type_of(x, Q), heads)] % ranks == 0;
     if (kv != s->shared || size >= ranks || ranks % size || !divides || size > UINT8_MAX) return;
-    if (shard_rank(s, kv) >= SHARD_PARAMS || cut_before(x, Q, heads) || cut_before(x, K, kv))
+    if (shard_preference(s, kv) >= SHARD_PARAMS || cut_before(x, Q, heads) || cut_before(x, K, kv))
         return;
     shard_strategy *to = split_along(x, heads, 0);
     for (int i = K; i <= V; i++) {
@@ -99,7 +99,7 @@ static void propose_heads(const attention *x) {
     share_heads(x);
     if (cut_before(x, Q, heads) == cut_before(x, K, kv)) (void)split_along(x, heads, kv);
     int64_t keys = type_of(x, K)->size[ml_type_find(type_of(x, K), kv)];
-    bool shared = shard_rank(s, kv) >= SHARD_PARAMS || keys % s->layout->axis[s->mesh].size;
+    bool shared = shard_preference(s, kv) >= SHARD_PARAMS || keys % s->layout->axis[s->mesh].size;
     if (heads != kv && shared) (void)split_along(x, heads, 0);
 }
 
@@ -108,7 +108,7 @@ static void propose_queries(const attention *x) {
     ml_axis seq = x->args.seq, kv_seq = x->args.kv_seq;
     bool alone = !cut_before(x, Q, seq) && !cut_before(x, K, kv_seq);
     if (!worth(x, seq) || cut_before(x, K, kv_seq)) return;
-    if (shard_rank(s, kv_seq) < SHARD_PARAMS && alone)
+    if (shard_preference(s, kv_seq) < SHARD_PARAMS && alone)
         (void)split_along(x, seq, kv_seq);
     else
         (void)split_along(x, seq, 0);

@@ -24,11 +24,11 @@ static const struct {
     {SCAN_GPT2, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|"
                 "\\s+(?!\\S)|\\s"},
     {SCAN_GPT2, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+" SPACES},
-    {SCAN_CL100K, CL100K("\\p{N}{1,3}")},
-    {SCAN_CL100K, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+    {SCAN_LLAMA3, CL100K("\\p{N}{1,3}")},
+    {SCAN_LLAMA3, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
                   " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"},
-    {SCAN_CL100K_TAIL, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+|"
-                       " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
+    {SCAN_CL100K, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+|"
+                  " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
     {SCAN_QWEN2, CL100K("\\p{N}")},
     {SCAN_NUMBERS_2, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,2}|"
                      " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"},
@@ -297,8 +297,8 @@ static inline place cjk(place at, place end) {
 static inline place next_match(scan_kind kind, place at, place end) {
     switch (kind) {
     case SCAN_GPT2: return gpt2(at, end);
-    case SCAN_CL100K: return cl100k(at, end, 3, false);
-    case SCAN_CL100K_TAIL: return cl100k(at, end, 3, true);
+    case SCAN_LLAMA3: return cl100k(at, end, 3, false);
+    case SCAN_CL100K: return cl100k(at, end, 3, true);
     case SCAN_QWEN2: return cl100k(at, end, 1, false);
     case SCAN_NUMBERS_2: return cl100k(at, end, 2, false);
     case SCAN_O200K: return o200k(at, end);
@@ -333,7 +333,7 @@ static inline int each_end(scan_kind kind, place *from, place end, place ends[SC
 int scan_ends(scan_kind kind, place *at, place end, place ends[SCAN_MOST]) {
     switch (kind) { /* the common ones each in a loop of their own */
     case SCAN_GPT2: return each_end(SCAN_GPT2, at, end, ends);
-    case SCAN_CL100K: return each_end(SCAN_CL100K, at, end, ends);
+    case SCAN_LLAMA3: return each_end(SCAN_LLAMA3, at, end, ends);
     case SCAN_QWEN2: return each_end(SCAN_QWEN2, at, end, ends);
     case SCAN_O200K: return each_end(SCAN_O200K, at, end, ends);
     default: return each_end(kind, at, end, ends);

@@ -9,10 +9,10 @@
 typedef enum {
     SCAN_NONE,
     SCAN_GPT2,
-    SCAN_CL100K,      /* numbers of up to 3 */
-    SCAN_CL100K_TAIL, /* and one piece of the spaces at the end */
-    SCAN_QWEN2,       /* numbers one by one */
-    SCAN_NUMBERS_2,   /* of up to 2 */
+    SCAN_LLAMA3,    /* numbers of up to 3 */
+    SCAN_CL100K,    /* and one piece of the spaces at the end */
+    SCAN_QWEN2,     /* numbers one by one */
+    SCAN_NUMBERS_2, /* of up to 2 */
     SCAN_O200K,
     SCAN_DEEPSEEK,
     SCAN_NUMBER_TRIPLES, /* \p{N}{1,3} alone */

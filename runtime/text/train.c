@@ -86,7 +86,7 @@ static void count_piece(void *context, const char *piece, size_t bytes) {
 
 ml_status ml_words_add(ml_words *w, const char *text, size_t bytes) {
     w->status = ML_OK;
-    scan_text(SCAN_CL100K, text, bytes, count_piece, w);
+    scan_text(SCAN_LLAMA3, text, bytes, count_piece, w);
     return w->status;
 }
 
@@ -357,7 +357,7 @@ static json_t *describe(const training *t, ml_bytes *text) {
         "version", "1.0", "truncation", "padding", "added_tokens", "id", (json_int_t)t->tokens,
         "content", "<|endoftext|>", "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0,
         "special", 1, "normalizer", "pre_tokenizer", "type", "Sequence", "pretokenizers", "type",
-        "Split", "pattern", "Regex", scan_pattern(SCAN_CL100K, 0), "behavior", "Isolated", "invert",
+        "Split", "pattern", "Regex", scan_pattern(SCAN_LLAMA3, 0), "behavior", "Isolated", "invert",
         0, "type", "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 0,
         "post_processor", "decoder", "type", "ByteLevel", "add_prefix_space", 1, "trim_offsets", 1,
         "use_regex", 1, "model", "type", "BPE", "dropout", "unk_token", "continuing_subword_prefix",

@@ -396,7 +396,7 @@ static int check_device(ml_comm *comm, void *argument) {
         if (ml_comm_rank(comm) == 0) {
             fill(memory, LENGTH, 0, 1, i);
             good = ops->send(device, channel, memory, LENGTH) == ML_OK &&
-                   ops->settle(device, channel, memory) == ML_OK;
+                   ops->wait_sent(device, channel, memory) == ML_OK;
         } else {
             fill(expected, LENGTH, 0, 1, i);
             good = ops->expect(device, channel, memory, LENGTH) == ML_OK &&

@@ -85,7 +85,7 @@ TEST(data, a_blend_of_all_sources_has_their_counts) {
     memset(taken, 0, sizeof taken);
     blend_make(arena, weights, BLEND_MOST, &blend);
     for (int64_t n = 0; n < blend.period; n++)
-        wrong += blend.rank[n] != (uint32_t)taken[blend.source[n]]++;
+        wrong += blend.nth[n] != (uint32_t)taken[blend.source[n]]++;
     for (int i = 0; i < BLEND_MOST; i++) wrong += taken[i] != blend.count[i];
     CHECK_EQ_INT(wrong, 0);
     CHECK(blend.period > 900000);

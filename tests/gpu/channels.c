@@ -64,7 +64,7 @@ static ml_status send(rank_state *r, int n) {
     for (int way = 0; way < 2 && status == ML_OK; way++) {
         char *memory = r->sent[way][n % SLOTS];
         for (int64_t i = 0; i < bytes; i++) r->host[i] = byte_of(ml_comm_rank(r->comm), way, n, i);
-        status = ops->settle(r->device, r->out[way], memory);
+        status = ops->wait_sent(r->device, r->out[way], memory);
         if (status == ML_OK) status = ops->upload(r->device, memory, r->host, bytes);
         if (status == ML_OK) status = ops->send(r->device, r->out[way], memory, bytes);
     }

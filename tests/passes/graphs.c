@@ -244,8 +244,8 @@ static void check_block(fixture *f) {
     CHECK_EQ_INT(fixture_count_after(f, "recompute", roots, count, ML_OP_DOT), dots);
     /* gelu's result alone costs what may be moved; norms come first and take too little of it */
     CHECK_EQ_INT(fixture_count_after(f, "simplify", roots, count, ML_OP_TANH), 1);
-    CHECK_EQ_INT(fixture_count_after(f, "recompute_little", roots, count, ML_OP_TANH), 2);
-    CHECK_EQ_INT(fixture_count_after(f, "recompute_little", roots, count, ML_OP_DOT), dots);
+    CHECK_EQ_INT(fixture_count_after(f, "recompute_selective", roots, count, ML_OP_TANH), 2);
+    CHECK_EQ_INT(fixture_count_after(f, "recompute_selective", roots, count, ML_OP_DOT), dots);
 }
 
 TEST(passes, block) {

@@ -176,8 +176,8 @@ static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
 static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
     return ml_chunk_logits(from, roots, 80 * 8);
 }
-static ml_graph *recompute_little(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute_thrifty(from, roots, 6 << 10);
+static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
+    return ml_recompute_selective(from, roots, 6 << 10);
 }
 /* Along every axis of an input that can be halved, one after the other. */
 static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
@@ -217,7 +217,7 @@ static const named_pass passes[] = {
     {"merge_products", ml_merge_products},
     {"chunk", chunk_small},
     {"all", all_passes},
-    {"recompute_little", recompute_little},
+    {"recompute_selective", recompute_selective},
     {"propagate_layout", ml_propagate_layout},
     {"halves", halves_of_all},
     {"split_accumulation", ml_split_accumulation},

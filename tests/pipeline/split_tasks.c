@@ -21,7 +21,7 @@ typedef struct {
     ml_ref at[2 * DRAWN + FED + RECEIVED + 2 * STATES];
     ml_ref states[STATES];
     int count;
-    task_programs set;
+    task_set set;
     int *wave; /* by node of g; 0 for what needs nothing received */
     int microbatches;
     double **fed[MICROBATCHES];   /* by input id */
@@ -182,7 +182,7 @@ static int heavy_nodes(const ml_graph *g) {
     return count;
 }
 
-static void check_blocks(const task_programs *set) {
+static void check_blocks(const task_set *set) {
     for (int i = 0; i < set->saved_count; i++) {
         const saved_value *a = &set->saved[i];
         bool once_per_step = a->from == SAVED_ONCE_PER_STEP;
@@ -197,7 +197,7 @@ static void check_blocks(const task_programs *set) {
 }
 
 static void check_shape(const drawing *d) {
-    const task_programs *set = &d->set;
+    const task_set *set = &d->set;
     int made = 0, updates = 0;
     CHECK_EQ_INT(set->count, d->waves.count + d->waves.weight_grad);
     for (int p = 0; p < set->count; p++) {
@@ -211,7 +211,7 @@ static void check_shape(const drawing *d) {
     CHECK(!set->once_per_step || (d->waves.overlaps && d->waves.once_per_step));
     CHECK_EQ_INT(set->once_per_step, set->once_bytes > 0);
     for (int i = d->roots.output_count - d->roots.kept; i < d->roots.output_count; i++) {
-        const task_program *from = &set->tasks[set->task_of_output[i]];
+        const split_task *from = &set->tasks[set->task_of_output[i]];
         CHECK(!from->weight_grad && from->wave <= d->wave[d->roots.outputs[i]]);
     }
 }
@@ -264,7 +264,7 @@ static double **piece_inputs(drawing *d, int p, int m) {
 }
 
 static void run_piece(drawing *d, int p, int m) {
-    const task_program *task = &d->set.tasks[p];
+    const split_task *task = &d->set.tasks[p];
     const ml_roots *roots = &task->roots;
     int from = p == d->set.count ? SAVED_ONCE_PER_STEP : p;
     double **inputs = piece_inputs(d, p, m);
@@ -385,7 +385,7 @@ static int run, refused, overlapping, once_per_step;
 
 static void cut_body(void *context) {
     drawing *d = context;
-    task_programs_split(d->g, &d->roots, d->input_wave, &d->waves, d->f->arena, &d->set);
+    task_set_split(d->g, &d->roots, d->input_wave, &d->waves, d->f->arena, &d->set);
 }
 
 static void cut_and_run(fixture *f) {
@@ -408,7 +408,7 @@ static void cut_and_run(fixture *f) {
         run_whole(&d);
         run_pieces(&d);
     }
-    task_programs_free(&d.set);
+    task_set_free(&d.set);
     ml_graph_free(d.g);
     ml_graph_free(drawn);
 }
@@ -483,8 +483,8 @@ static void cut_layer(fixture *f) {
     roots.output_count = roots.kept = roots.update_count = 2;
     task_waves waves = {
         .count = 2, .wave = {1, 2}, .weight_grad = true, .overlaps = true, .once_per_step = true};
-    task_programs set;
-    task_programs_split(g, &roots, wave, &waves, f->arena, &set);
+    task_set set;
+    task_set_split(g, &roots, wave, &waves, f->arena, &set);
     const ml_graph *main = set.tasks[1].graph, *weight_grad = set.tasks[2].graph;
     CHECK_EQ_INT(count_ops(main, ML_OP_DOT), 2);
     CHECK_EQ_INT(count_ops(main, ML_OP_SUM), 1);
@@ -493,7 +493,7 @@ static void cut_layer(fixture *f) {
     CHECK_EQ_INT(count_ops(weight_grad, ML_OP_SUM), 0);
     CHECK_EQ_INT(wide_inputs(weight_grad), 0);
     CHECK_EQ_INT(set.once_bytes, 16 * 32 * 2); /* the weight; few rows of the table are read */
-    task_programs_free(&set);
+    task_set_free(&set);
 }
 
 TEST(pipeline_tasks, layer) {
@@ -536,8 +536,8 @@ static void cut_halves(fixture *f) {
                       .updates = &update,
                       .update_count = 1};
     task_waves waves = {.count = 2, .wave = {1, 2}, .weight_grad = true, .overlaps = true};
-    task_programs set;
-    task_programs_split(g, &roots, wave, &waves, f->arena, &set);
+    task_set set;
+    task_set_split(g, &roots, wave, &waves, f->arena, &set);
     for (int p = 1; p < 3; p++) { /* `both` and dy, and the indices */
         const ml_graph *task = set.tasks[p].graph;
         int64_t bytes = 0;
@@ -548,7 +548,7 @@ static void cut_halves(fixture *f) {
     }
     CHECK_EQ_INT(count_ops(set.tasks[0].graph, ML_OP_STOP_GRADIENT), 0);
     CHECK_EQ_INT(count_ops(set.tasks[2].graph, ML_OP_DOT), 1);
-    task_programs_free(&set);
+    task_set_free(&set);
 }
 
 TEST(pipeline_tasks, halves) {

@@ -16,8 +16,8 @@ typedef struct {
 
 static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     sizes *s = context;
-    bool all = choice->recompute == RECOMPUTE_ALL;
-    bool stored = choice->recompute == RECOMPUTE_FREE_BUT_WEIGHT_GRAD;
+    bool all = choice->recompute == RECOMPUTE_FULL;
+    bool stored = choice->recompute == RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD;
     int64_t peak = s->base;
     if (!choice->param_cache) peak -= s->no_cache;
     if (!choice->overlap) peak -= s->no_overlap;
@@ -34,7 +34,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
 }
 
 static sizes fit(sizes s, int64_t limit) {
-    plan_choice first = {RECOMPUTE_FREE_BUT_WEIGHT_GRAD, .overlap = true, .param_cache = true};
+    plan_choice first = {RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD, .overlap = true, .param_cache = true};
     plan_fit f = {attempt, &s, limit};
     plan_fit_memory(&f, &first);
     return s;

@@ -278,7 +278,7 @@ static void read_options(lua_State *L, attention_call *call) {
 static void lower_operands(lua_State *L, attention_call *call) {
     ml_ref lowered[3];
     memcpy(lowered, call->sources, sizeof lowered);
-    if (!precision_lower(L, lowered, 3)) return;
+    if (!precision_narrow(L, lowered, 3)) return;
     attention_call probe = *call;
     vm_protect(L, prepare, &probe);
     vm_protect(L, finish, &probe);

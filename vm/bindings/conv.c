@@ -89,7 +89,7 @@ static int core_conv(lua_State *L) {
     node.source_count = 2;
     node.type = &type;
     vm_add(L, &node); /* errors show the operands as the script has them */
-    if (!said && precision_lower(L, operands, 2)) {
+    if (!said && precision_narrow(L, operands, 2)) {
         x = ml_graph_type(node.graph, operands[0]), w = ml_graph_type(node.graph, operands[1]);
         type.dtype = (uint8_t)ml_wider(x->dtype, w->dtype);
         vm_add(L, &node);

@@ -14,7 +14,7 @@ static int dtype_beside(const ml_graph *g, const ml_ref *operands, int first, in
     for (int i = first; i < count; i++) {
         if (!operands[i]) continue;
         int dtype = ml_graph_type(g, operands[i])->dtype;
-        if (best < 0 || ml_dtypes[dtype].rank > ml_dtypes[best].rank) best = dtype;
+        if (best < 0 || ml_dtypes[dtype].promotion > ml_dtypes[best].promotion) best = dtype;
     }
     return best;
 }

@@ -10,8 +10,8 @@ typedef enum {
     NUMBERS, /* constants, integers and narrower floats that were widened beside others */
     STORED,  /* a state's value, a gradient */
     DEFAULT, /* an input or a random draw, without a dtype of its own */
-    SAID     /* an explicit dtype: a cast, dtype= of an input or product */
-} said_kind;
+    EXPLICIT /* an explicit dtype: a cast, dtype= of an input or product */
+} dtype_source;
 
 static bool is_wide(const ml_graph *g, ml_ref n) {
     int dtype = ml_graph_type(g, n)->dtype;
@@ -22,42 +22,43 @@ static bool is_product(ml_op op) {
     return ml_op_is(op, ML_PRODUCT) || op == ML_OP_CONV || ml_op_attends(op);
 }
 
-static bool is_said_input(const ml_vm *vm, ml_ref n) {
-    for (uint32_t i = 0; i < vm->said_inputs.count; i++)
-        if (vm->said_inputs.at[i] == n) return true;
+static bool is_explicit_input(const ml_vm *vm, ml_ref n) {
+    for (uint32_t i = 0; i < vm->explicit_inputs.count; i++)
+        if (vm->explicit_inputs.at[i] == n) return true;
     return ml_graph_type(vm->graph, n)->dtype == ML_F64;
 }
 
-static said_kind kind_of(const ml_vm *vm, ml_ref n) {
+static dtype_source kind_of(const ml_vm *vm, ml_ref n) {
     const ml_graph *g = vm->graph;
     const ml_node *node = ml_graph_node(g, n);
-    said_kind largest = NUMBERS;
+    dtype_source largest = NUMBERS;
     if (!is_wide(g, n)) return NUMBERS;
     if (node->flags & ML_NODE_BACKWARD) return STORED;
     if (node->op == ML_OP_STATE) return STORED;
     if (node->op == ML_OP_RANDOM) return DEFAULT;
-    if (node->op == ML_OP_INPUT) return is_said_input(vm, n) ? SAID : DEFAULT;
+    if (node->op == ML_OP_INPUT) return is_explicit_input(vm, n) ? EXPLICIT : DEFAULT;
     for (int i = 0; i < node->source_count; i++) {
         ml_ref source = ml_graph_source(g, n, i);
         if (!is_wide(g, source)) continue;
         bool same = ml_graph_type(g, source)->dtype == ml_graph_type(g, n)->dtype;
-        if (node->op == ML_OP_CAST && same) return SAID;
-        if ((said_kind)vm->said.at[source] > largest) largest = vm->said.at[source];
+        if (node->op == ML_OP_CAST && same) return EXPLICIT;
+        if ((dtype_source)vm->dtype_sources.at[source] > largest)
+            largest = vm->dtype_sources.at[source];
     }
-    /* A product of nothing else would have been lowered: {dtype="f32"}. */
-    return is_product(node->op) && largest != STORED ? SAID : largest;
+    /* A product of nothing else would have been narrowed: {dtype="f32"}. */
+    return is_product(node->op) && largest != STORED ? EXPLICIT : largest;
 }
 
 /* Sources precede what is computed from them. */
 static void extend_kinds(void *argument) {
     ml_vm *vm = argument;
-    for (ml_ref n = vm->said.count; n < ml_graph_count(vm->graph); n++) {
-        said_kind kind = n ? kind_of(vm, n) : NUMBERS;
-        *ML_PUSH(vm->arena, &vm->said) = (uint8_t)kind;
+    for (ml_ref n = vm->dtype_sources.count; n < ml_graph_count(vm->graph); n++) {
+        dtype_source kind = n ? kind_of(vm, n) : NUMBERS;
+        *ML_PUSH(vm->arena, &vm->dtype_sources) = (uint8_t)kind;
     }
 }
 
-bool precision_lower(lua_State *L, ml_ref *operands, int count) {
+bool precision_narrow(lua_State *L, ml_ref *operands, int count) {
     ml_vm *vm = vm_of(L);
     const ml_graph *g = vm->graph;
     bool any = false;
@@ -65,8 +66,8 @@ bool precision_lower(lua_State *L, ml_ref *operands, int count) {
     if (!any || vm->exact || vm_compute_dtype(L) == ML_F32) return false;
     vm_protect(L, extend_kinds, vm);
     for (int i = 0; i < count; i++) {
-        said_kind kind = vm->said.at[operands[i]];
-        if (kind == SAID || kind == STORED) return false;
+        dtype_source kind = vm->dtype_sources.at[operands[i]];
+        if (kind == EXPLICIT || kind == STORED) return false;
     }
     for (int i = 0; i < count; i++)
         if (ml_graph_type(g, operands[i])->dtype == ML_F32)
@@ -76,7 +77,7 @@ bool precision_lower(lua_State *L, ml_ref *operands, int count) {
 
 ml_ref precision_product(lua_State *L, vm_node *node, int operands) {
     ml_ref product = vm_add(L, node); /* errors show the operands as the script has them */
-    if (node->type || !precision_lower(L, node->sources, operands)) return product;
+    if (node->type || !precision_narrow(L, node->sources, operands)) return product;
     return vm_add(L, node);
 }
 
@@ -87,7 +88,7 @@ static bool called_by_script(lua_State *L) {
     return frame.what[0] != 'C' && strncmp(frame.source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
 }
 
-ml_ref precision_said_cast(lua_State *L, ml_ref n, ml_dtype dtype) {
+ml_ref precision_explicit_cast(lua_State *L, ml_ref n, ml_dtype dtype) {
     n = vm_cast(L, n, dtype);
     bool wide = dtype == ML_F32 || dtype == ML_F64;
     if (!wide || !called_by_script(L) || vm_compute_dtype(L) == dtype) return n;
@@ -95,14 +96,14 @@ ml_ref precision_said_cast(lua_State *L, ml_ref n, ml_dtype dtype) {
     return vm_unary(L, ML_OP_CAST, n, &type);
 }
 
-static void add_said_input(void *argument) {
+static void add_explicit_input(void *argument) {
     vm_node *node = argument;
-    *ML_PUSH(node->vm->arena, &node->vm->said_inputs) = node->result;
+    *ML_PUSH(node->vm->arena, &node->vm->explicit_inputs) = node->result;
 }
 
-void precision_said_input(lua_State *L, ml_ref input) {
+void precision_explicit_input(lua_State *L, ml_ref input) {
     vm_node node = {.vm = vm_of(L), .result = input};
-    vm_protect(L, add_said_input, &node);
+    vm_protect(L, add_explicit_input, &node);
 }
 
 static int core_exact(lua_State *L) {

@@ -20,10 +20,10 @@
 /* Add a product whose first `operands` sources are multiplied. */
 ml_ref precision_product(lua_State *L, vm_node *node, int operands);
 /* Cast them in place as a product would; false where nothing changes. */
-bool precision_lower(lua_State *L, ml_ref *operands, int count);
+bool precision_narrow(lua_State *L, ml_ref *operands, int count);
 /* The script has written this cast, or given this input its dtype. */
-ml_ref precision_said_cast(lua_State *L, ml_ref n, ml_dtype dtype);
-void precision_said_input(lua_State *L, ml_ref input);
+ml_ref precision_explicit_cast(lua_State *L, ml_ref n, ml_dtype dtype);
+void precision_explicit_input(lua_State *L, ml_ref input);
 /* Whether node n is a product that runs in f32 although the compute dtype is bf16. */
 bool precision_is_wide(lua_State *L, const ml_graph *g, ml_ref n);
 

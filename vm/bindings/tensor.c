@@ -117,7 +117,7 @@ static int core_input(lua_State *L) {
     node.args[0] = call.id;
     node.arg_count = 1;
     vm_add(L, &node);
-    if (!lua_isnoneornil(L, 3)) precision_said_input(L, node.result);
+    if (!lua_isnoneornil(L, 3)) precision_explicit_input(L, node.result);
     return vm_push_tensor(L, node.result);
 }
 
@@ -126,7 +126,7 @@ static int core_input(lua_State *L) {
 static int tensor_cast(lua_State *L) {
     vm_most_arguments(L, 2, "cast");
     ml_ref n = vm_tensor(L, 1, "the operand of cast");
-    return vm_push_tensor(L, precision_said_cast(L, n, vm_dtype(L, 2, -1)));
+    return vm_push_tensor(L, precision_explicit_cast(L, n, vm_dtype(L, 2, -1)));
 }
 
 static int tensor_broadcast(lua_State *L) {

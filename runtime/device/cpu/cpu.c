@@ -128,22 +128,23 @@ static ml_status cpu_wait(ml_device *device) {
 
 /* ---- Between ranks ----------------------------------------------------------------------------
  * Runs are finished when they return, so a message is sent from where it is and received where it
- * is awaited; in between it is in the edge's room. */
+ * is awaited; in between it is in the channel's room. */
 
-static ml_status cpu_send(ml_device *device, ml_channel *edge, const void *memory, int64_t bytes) {
+static ml_status cpu_send(ml_device *device, ml_channel *channel, const void *memory,
+                          int64_t bytes) {
     (void)device;
-    return ml_channel_send(edge, memory, bytes);
+    return ml_channel_send(channel, memory, bytes);
 }
 
-static ml_status cpu_settle(ml_device *device, ml_channel *edge, const void *memory) {
-    (void)device, (void)edge, (void)memory;
+static ml_status cpu_wait_sent(ml_device *device, ml_channel *channel, const void *memory) {
+    (void)device, (void)channel, (void)memory;
     return ML_OK;
 }
 
-/* The edge's place in the list; NULL: no memory for it. */
-static cpu_message *message_of(cpu_device *cpu, ml_channel *edge) {
+/* The channel's place in the list; NULL: no memory for it. */
+static cpu_message *message_of(cpu_device *cpu, ml_channel *channel) {
     for (int i = 0; i < cpu->expected_count; i++)
-        if (cpu->expected[i].edge == edge) return &cpu->expected[i];
+        if (cpu->expected[i].channel == channel) return &cpu->expected[i];
     if (cpu->expected_count == cpu->expected_room) {
         int room = 2 * cpu->expected_room + 8;
         cpu_message *grown = ml_realloc(cpu->expected, (size_t)cpu->expected_room * sizeof *grown,
@@ -153,28 +154,28 @@ static cpu_message *message_of(cpu_device *cpu, ml_channel *edge) {
         cpu->expected_room = room;
     }
     cpu_message *message = &cpu->expected[cpu->expected_count++];
-    *message = (cpu_message){.edge = edge};
+    *message = (cpu_message){.channel = channel};
     return message;
 }
 
-static ml_status cpu_expect(ml_device *device, ml_channel *edge, void *memory, int64_t bytes) {
-    cpu_message *message = message_of((cpu_device *)device, edge);
+static ml_status cpu_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes) {
+    cpu_message *message = message_of((cpu_device *)device, channel);
     if (message == NULL) return ml_fail(ML_NO_MEMORY, "no memory to receive from another rank");
     if (message->memory != NULL)
-        return ml_fail(ML_INTERNAL, "a second message of the edge from rank %d is expected",
-                       ml_channel_from(edge));
+        return ml_fail(ML_INTERNAL, "a second message of the channel from rank %d is expected",
+                       ml_channel_from(channel));
     message->memory = memory;
     message->bytes = bytes;
     return ML_OK;
 }
 
-static ml_status cpu_arrive(ml_device *device, ml_channel *edge, void *memory) {
-    cpu_message *message = message_of((cpu_device *)device, edge);
+static ml_status cpu_arrive(ml_device *device, ml_channel *channel, void *memory) {
+    cpu_message *message = message_of((cpu_device *)device, channel);
     if (message == NULL || message->memory != memory)
-        return ml_fail(ML_INTERNAL, "a message of the edge from rank %d was not expected there",
-                       ml_channel_from(edge));
+        return ml_fail(ML_INTERNAL, "a message of the channel from rank %d was not expected there",
+                       ml_channel_from(channel));
     message->memory = NULL;
-    return ml_channel_receive(edge, memory, message->bytes);
+    return ml_channel_receive(channel, memory, message->bytes);
 }
 
 const ml_device_ops ml_device_cpu = {
@@ -193,7 +194,7 @@ const ml_device_ops ml_device_cpu = {
     .run = cpu_exec_run,
     .unload = cpu_exec_unload,
     .send = cpu_send,
-    .settle = cpu_settle,
+    .wait_sent = cpu_wait_sent,
     .expect = cpu_expect,
     .arrive = cpu_arrive,
 };

@@ -8,7 +8,7 @@
 #include "runtime/device/device.h"
 
 typedef struct {
-    ml_channel *edge;
+    ml_channel *channel;
     void *memory; /* NULL: no message is expected */
     int64_t bytes;
 } cpu_message;
@@ -16,7 +16,7 @@ typedef struct {
 typedef struct {
     ml_device base;
     ml_pool *pool;
-    cpu_message *expected; /* one an edge that was ever received from */
+    cpu_message *expected; /* one a channel that was ever received from */
     int expected_count, expected_room;
 } cpu_device;
 

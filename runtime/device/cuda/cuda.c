@@ -174,7 +174,7 @@ const ml_device_ops ml_device_cuda = {
     .connect = cuda_channel_connect,
     .patient = cuda_channel_patient,
     .send = cuda_channel_send,
-    .settle = cuda_channel_settle,
+    .wait_sent = cuda_channel_wait_sent,
     .expect = cuda_channel_expect,
     .arrive = cuda_channel_arrive,
 };

@@ -121,8 +121,8 @@ static void arrange_batches(cuda_gemm *gemm) {
 static cudaDataType_t data_type(ml_dtype dtype) {
 #define NONE CUDA_R_8U /* none of cublasLt's products takes it */
     static const cudaDataType_t types[ML_DTYPE_COUNT] = {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
-                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 to, memory, load, store, file, cuda, nccl, tensor_map, doc)                       \
     [ML_##ident] = cuda,
 #include "runtime/graph/dtypes.def"
 #undef ML_DTYPE

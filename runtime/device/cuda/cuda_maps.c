@@ -19,8 +19,8 @@ void cuda_maps_choose(cuda_step *step) {
 static CUtensorMapDataType type_of(ml_dtype dtype) {
 #define NONE CU_TENSOR_MAP_DATA_TYPE_UINT8 /* kernels do not copy these */
     static const CUtensorMapDataType types[ML_DTYPE_COUNT] = {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
-                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 to, memory, load, store, file, cuda, nccl, tensor_map, doc)                       \
     [ML_##ident] = tensor_map,
 #include "runtime/graph/dtypes.def"
 #undef ML_DTYPE

@@ -381,7 +381,7 @@ static bool connecting_ends(cuda_nccl *n) {
     return true;
 }
 
-bool cuda_nccl_settle(cuda_device *d) {
+bool cuda_nccl_end_connecting(cuda_device *d) {
     if (!d->nccl || connecting_ends(d->nccl)) return true;
     pthread_detach(d->nccl->thread);
     ml_process_abandon();
@@ -430,8 +430,8 @@ CUstream cuda_nccl_axis_stream(cuda_device *d, int mesh_axis) {
 
 /* ---- Collectives ----------------------------------------------------------------------------- */
 static const ncclDataType_t types[ML_DTYPE_COUNT] = {
-#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
-                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+#define ML_DTYPE(ident, name, bytes, kind, compute, promotion, digits, least, largest, host, from, \
+                 to, memory, load, store, file, cuda, nccl, tensor_map, doc)                       \
     [ML_##ident] = nccl,
 #include "runtime/graph/dtypes.def"
 #undef ML_DTYPE

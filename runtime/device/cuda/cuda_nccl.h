@@ -31,7 +31,7 @@ void cuda_nccl_abort(cuda_device *device);
 ml_status cuda_nccl_errors(cuda_device *device);
 /* Ends the thread that connects. False where it does not end, as where another rank has ended: it
  * uses the device and its context, which must stay until the process ends. */
-bool cuda_nccl_settle(cuda_device *device);
+bool cuda_nccl_end_connecting(cuda_device *device);
 void cuda_nccl_destroy(cuda_device *device); /* the communicators; graphs are destroyed before */
 void cuda_nccl_close(cuda_device *device);
 ml_status cuda_nccl_stream(CUstream *stream); /* of its own: for what others wait for */

@@ -190,7 +190,7 @@ ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *
     return e->direct ? cuda_p2p_ring_report(&e->ring, e->stream) : ML_OK;
 }
 
-ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory) {
+ml_status cuda_channel_wait_sent(ml_device *device, ml_channel *channel, const void *memory) {
     cuda_device *d = (cuda_device *)device;
     cuda_channel *e = find(d, channel);
     sent_message *message = e ? message_of(e, memory) : NULL;

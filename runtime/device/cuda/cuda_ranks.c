@@ -50,7 +50,7 @@ void cuda_ranks_part(ml_device *device) {
 
 bool cuda_ranks_close(cuda_device *d) {
     if (!d->nccl) return true;
-    if (!cuda_nccl_settle(d)) return false;
+    if (!cuda_nccl_end_connecting(d)) return false;
     cuda_ranks_part(&d->base);
     cuda_nccl_destroy(d);
     cuda_channels_close(d);

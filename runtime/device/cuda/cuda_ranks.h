@@ -20,7 +20,7 @@ ml_status cuda_channel_connect(ml_device *device, ml_channel *channel, int64_t u
 bool cuda_channel_patient(const ml_device *device, const ml_channel *channel);
 ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *memory,
                             int64_t bytes);
-ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory);
+ml_status cuda_channel_wait_sent(ml_device *device, ml_channel *channel, const void *memory);
 ml_status cuda_channel_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
 ml_status cuda_channel_arrive(ml_device *device, ml_channel *channel, void *memory);
 void cuda_channels_give_up(cuda_device *device); /* another rank has failed */

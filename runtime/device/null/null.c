@@ -96,7 +96,7 @@ static ml_status null_send(ml_device *device, ml_channel *channel, const void *m
     return ML_OK;
 }
 
-static ml_status null_settle(ml_device *device, ml_channel *channel, const void *memory) {
+static ml_status null_wait_sent(ml_device *device, ml_channel *channel, const void *memory) {
     (void)device, (void)channel, (void)memory;
     return ML_OK;
 }
@@ -127,7 +127,7 @@ const ml_device_ops ml_device_null = {
     .run = null_run,
     .unload = null_unload,
     .send = null_send,
-    .settle = null_settle,
+    .wait_sent = null_wait_sent,
     .expect = null_expect,
     .arrive = null_arrive,
 };
