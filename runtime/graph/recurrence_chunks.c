@@ -281,8 +281,8 @@ static bool is_form(form *f) {
 
 /* ---- Chunks ---- */
 
-/* n at all positions, as {chunks, positions, its axes}. */
-static ml_ref chunked(form *f, ml_ref n) {
+/* n at all positions, as {chunks, positions, its axes}; behind the last position `beyond`. */
+static ml_ref chunked(form *f, ml_ref n, double beyond) {
     ml_graph *g = f->g;
     const ml_recurrence_step *s = f->s;
     ml_ref full = recurrence_vectorized(&f->b, n);
@@ -293,8 +293,15 @@ static ml_ref chunked(form *f, ml_ref n) {
     all.axis[0] = s->axis, all.size[0] = s->length;
     full = ml_graph_type(g, full)->rank < all.rank ? ml_broadcast(g, full, &all)
                                                    : ml_permute(g, full, &all);
-    if (f->chunk * f->chunks < s->length)
-        full = ml_slice(g, full, s->axis, 0, f->chunk * f->chunks);
+    int64_t length = f->chunk * f->chunks;
+    if (length > s->length) full = ml_pad(g, full, s->axis, 0, length - s->length);
+    if (length > s->length && beyond != 0) { /* to zeros: other positions keep all digits */
+        ml_ref number = ml_const(g, (ml_dtype)type.dtype, beyond);
+        ml_ref inside =
+            ml_map2(g, ML_OP_LT, ml_iota(g, s->axis, length), ml_const_int(g, ML_I32, s->length));
+        full = ml_map2(g, ML_OP_ADD, full,
+                       ml_where(g, inside, ml_const(g, (ml_dtype)type.dtype, 0), number));
+    }
     return ml_split(g, full, s->axis, f->chunk_axis, f->chunks, f->p, f->chunk);
 }
 
@@ -374,6 +381,7 @@ static ml_ref merged(form *f, ml_ref y, const ml_type *read) {
     y = type_of(f, y)->rank < order.rank ? ml_broadcast(f->g, y, &order)
                                          : ml_permute(f->g, y, &order);
     y = ml_merge(f->g, y, f->chunk_axis, f->p, f->s->axis);
+    if (f->chunk * f->chunks > f->s->length) y = ml_slice(f->g, y, f->s->axis, 0, f->s->length);
     return ml_cast(f->g, y, (ml_dtype)read->dtype);
 }
 
@@ -387,7 +395,7 @@ static void read_one(form *f, state_read *r, const state_chunks *c, ml_ref befor
     const state_form *state = &f->states[r->state];
     ml_type read = *type_of(f, r->node), over = {.rank = 1, .axis = {f->j}, .size = {f->chunk}};
     ml_dtype dtype = (ml_dtype)type_of(f, f->s->states[r->state].parameter)->dtype;
-    ml_ref unused, q = chunked(f, r->q);
+    ml_ref unused, q = chunked(f, r->q, 0);
     ml_ref decayed = decays(f, c->a, c->diagonal, c->times, c->none, r->after, &unused);
     ml_ref since = decays(f, c->a, 0, 0, c->one, r->after, &unused), weights, carried;
     if (state->per_key) {
@@ -411,9 +419,9 @@ static void compute_state(form *f, int i) {
     state_form *state = &f->states[i];
     ml_dtype dtype = (ml_dtype)type_of(f, f->s->states[i].parameter)->dtype;
     ml_type over = {.rank = 1, .axis = {f->j}, .size = {f->chunk}};
-    state_chunks c = {.a = ml_cast(g, chunked(f, state->decay), dtype)};
-    c.keys = ml_rename(g, chunked(f, state->key), f->p, f->j);
-    if (state->value) c.values = ml_rename(g, chunked(f, state->value), f->p, f->j);
+    state_chunks c = {.a = ml_cast(g, chunked(f, state->decay, 1), dtype)};
+    c.keys = ml_rename(g, chunked(f, state->key, 0), f->p, f->j);
+    if (state->value) c.values = ml_rename(g, chunked(f, state->value, 0), f->p, f->j);
     ml_type row = *type_of(f, c.a), square;
     for (int k = 1; k + 1 < row.rank; k++) /* without the positions, which come second */
         row.axis[k] = row.axis[k + 1], row.size[k] = row.size[k + 1];
@@ -447,20 +455,18 @@ static void compute_state(form *f, int i) {
         if (f->reads[k].state == i) read_one(f, &f->reads[k], &c, before);
 }
 
-/* The stacked results from what was read, of the positions in whole chunks. */
+/* The stacked results from what was read. */
 static void give(form *f, ml_ref *outputs) {
     ml_graph *g = f->g;
     const ml_recurrence_step *s = f->s;
     ml_arena *arena = ml_graph_arena(g);
     int count = s->input_count + f->read_count, roots = s->stacked_count;
-    int64_t length = f->chunk * f->chunks;
     if (roots == 0) return;
     ml_recurrence_pair *inputs = ML_NEW_ARRAY(arena, ml_recurrence_pair, count);
     recurrence_body_find(&f->b, g, s, s->stacked, roots);
     ml_ref *instead = ML_NEW_ARRAY(arena, ml_ref, f->b.body.count + 1);
     for (int i = 0; i < s->input_count; i++) {
         inputs[i] = s->inputs[i];
-        if (length < s->length) inputs[i].value = ml_slice(g, inputs[i].value, s->axis, 0, length);
     }
     for (int i = 0; i < f->read_count; i++) {
         ml_type type = *type_of(f, f->reads[i].node);
@@ -487,7 +493,7 @@ static void give(form *f, ml_ref *outputs) {
     }
     ml_recurrence_step step = {.axis = s->axis,
                                .reverse = s->reverse,
-                               .length = length,
+                               .length = s->length,
                                .inputs = inputs,
                                .input_count = count,
                                .captured = s->captured,
@@ -497,33 +503,9 @@ static void give(form *f, ml_ref *outputs) {
     ml_recurrence_apply(g, &step, outputs);
 }
 
-/* The positions behind the last whole chunk, one by one. */
-static void give_rest(form *f, ml_ref *outputs) {
-    ml_graph *g = f->g;
-    ml_recurrence_step s = *f->s;
-    ml_arena *arena = ml_graph_arena(g);
-    int64_t done = f->chunk * f->chunks;
-    ml_recurrence_pair *inputs = ML_NEW_ARRAY(arena, ml_recurrence_pair, s.input_count + 1);
-    ml_recurrence_pair *states = ML_NEW_ARRAY(arena, ml_recurrence_pair, s.state_count);
-    for (int i = 0; i < s.input_count; i++) {
-        inputs[i] = s.inputs[i];
-        inputs[i].value = ml_slice(g, inputs[i].value, s.axis, done, s.length);
-    }
-    for (int i = 0; i < s.state_count; i++)
-        states[i] = (ml_recurrence_pair){s.states[i].parameter, f->states[i].final};
-    s.inputs = inputs;
-    s.states = states;
-    s.length -= done;
-    ml_ref made = ml_recurrence_new(g, &s);
-    for (int i = 0; i < s.stacked_count; i++)
-        outputs[i] = ml_concat(g, (ml_ref[]){outputs[i], ml_out(g, made, i)}, 2, s.axis);
-    for (int i = 0; i < s.state_count; i++)
-        f->states[i].final = ml_out(g, made, s.stacked_count + i);
-}
-
 /* Chunks long enough for products, short for short sequences and where each channel has a decay of
- * its own; of a length that divides the whole, if there is one. */
-static bool choose_chunk(form *f) {
+ * its own; of a length that divides the whole, if there is one: else the last is filled up. */
+static void choose_chunk(form *f) {
     enum { LEAST = 16, SHORT = 128, LONG = 512 };
     int64_t length = f->s->length, most = length >= LONG ? 64 : length >= SHORT ? 32 : LEAST;
     for (int i = 0; i < f->s->state_count; i++)
@@ -531,8 +513,7 @@ static bool choose_chunk(form *f) {
     f->chunk = most;
     while (length % f->chunk != 0 && f->chunk > most / 2) f->chunk--;
     if (length % f->chunk != 0) f->chunk = most;
-    f->chunks = length / f->chunk;
-    return f->chunks >= 2 && (!f->s->reverse || f->chunks * f->chunk == length);
+    f->chunks = (length + f->chunk - 1) / f->chunk;
 }
 
 static ml_axis named(form *f, const char *suffix) {
@@ -542,7 +523,8 @@ static ml_axis named(form *f, const char *suffix) {
 
 bool recurrence_chunks(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
     form f = {.g = g, .s = s};
-    if (s->length < LEAST_LENGTH || !is_form(&f) || !choose_chunk(&f)) return false;
+    if (s->length < LEAST_LENGTH || !is_form(&f)) return false;
+    choose_chunk(&f);
     f.chunk_axis = named(&f, "chunks");
     f.p = named(&f, "positions");
     f.j = named(&f, "keys");
@@ -550,7 +532,6 @@ bool recurrence_chunks(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs
     for (int i = 0; i < s->state_count; i++) compute_state(&f, i);
     ml_graph_set_origin(g, &origin);
     give(&f, outputs);
-    if (f.chunk * f.chunks < s->length) give_rest(&f, outputs);
     for (int i = 0; i < s->state_count; i++) outputs[s->stacked_count + i] = f.states[i].final;
     return true;
 }
