@@ -160,8 +160,9 @@ load_cases() {
     "$mlua" run "${model[@]}" steps=1 --out "$folder/run" --quiet &&
         load_row checkpoint "$folder/run" "$mlua" run "${model[@]}" steps=2 --out "$folder/run" --resume --quiet || return 1
     start=$(now)
-    "$mlua" export "$folder/run" "$folder/hf" --hf --device "$device" >/dev/null && sync || return 1
-    printf '{"case":"export","load_and_write_s":%.3f,"write_s":%.3f}\n' "$(compute %.3f "$(now) - $start")" \
+    MLUA_DEBUG=1 "$mlua" export "$folder/run" "$folder/hf" --hf --device "$device" 2>"$cache/err" >/dev/null && sync || return 1
+    printf '{"case":"export","load_and_write_s":%.3f,"load_s":%s,"dd_fsync_s":%.3f}\n' "$(compute %.3f "$(now) - $start")" \
+        "$(grep -a '^loaded ' "$cache/err" | sed -E 's/.* in ([0-9.]+) s.*/\1/')" \
         "$(seconds dd if="$(files_of "$folder/hf" | head -n 1)" of="$folder/copy" bs=16M conv=fsync 2>/dev/null)"
     rm -f "$folder/copy"
     load_row from "$folder/hf" "$mlua" run "${model[@]}" --from "$folder/hf" steps=1

@@ -260,7 +260,7 @@ static ml_status threads_run(fill *f, int64_t scratch) {
     if (room == NULL) status = ml_fail(ML_NO_MEMORY, "out of memory while loading states");
     if (status == ML_OK && device->ops->put != NULL)
         status = device->ops->stage(device, f->threads, FILL_PIECE, &f->buffers);
-    for (int i = 0; i < f->threads; i++) f->thread[i].scratch = room + scratch * i;
+    for (int i = 0; i < f->threads && room != NULL; i++) f->thread[i].scratch = room + scratch * i;
     for (int i = 0; i < AHEAD * f->threads; i++) piece_announce(f, i);
     if (status == ML_OK) status = ml_pool_run(pool, f->count, f->count, pieces_make, f);
     ml_error error = *ml_error_last();

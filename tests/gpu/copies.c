@@ -80,6 +80,17 @@ static void gpu_copies_batches(process_room *room) {
         CHECK_TEXT(joined.output, alone.output);
     }
 }
+/* Threads that fill memory of the GPU: whole pieces, rows of them, what is transposed. */
+static void gpu_copies_loads(process_room *room) {
+    static const char *const scripts[] = {"checkpoint", "checkpoint_pieces", "views_pieces"};
+    for (int i = 0; i < 3; i++)
+        process_run(room, 0, "", "run \"$ROOT/tests/lua/%s.lua\" --device cuda --quiet",
+                    scripts[i]);
+}
+TEST(gpu_copies, loads) {
+    process_in_room(gpu_copies_loads);
+}
+
 /* What a program that runs often keeps gathered is left where others hold the memory. */
 static void gpu_copies_often(process_room *room) {
     gpu_need_emulator();

@@ -28,7 +28,7 @@ writer:close()
 local states = {}
 for i, dtype in ipairs { "f32", "bf16", "f32", "bf16", "f64", "f32" } do
   local axes = i == 6 and { A.parts, A.columns, A.rows } or i % 2 == 1 and { A.rows, A.columns } or { A.columns, A.rows }
-  states[i] = core.state { name = "to" .. i, axes = axes, dtype = dtype, kind = "parameter" }
+  states[i] = core.state { name = "to" .. i, axes = axes, dtype = dtype, kind = "other" }
 end
 local file = core.tensor_file(path)
 local tensors = file:tensors()
