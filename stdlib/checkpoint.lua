@@ -59,7 +59,7 @@ function m.save(dir, what, options)
   local entries = entries_of(what, "save")
   local record = options and options.record or {}
   if type(record) ~= "table" then core.fail("m.save: record must be a table, got " .. m.shown(record)) end
-  require("mlua.run_saves").settle()
+  require("mlua.run_saves").wait_for_run()
   local begun, problem, help = core.checkpoint_begin(dir, next(record) and core.to_json(record) or "{}", entries)
   if not begun then core.fail(problem, { help = help }) end
   local result = core.checkpoint_wait()

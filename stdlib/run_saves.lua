@@ -264,7 +264,7 @@ end
 local under_way -- the run whose saves those of the script are beside
 
 ---Wait for the run's own save before one of the script, whose result takes its place; all ranks at once.
-function saves.settle()
+function saves.wait_for_run()
   if under_way then saves.wait(under_way) end
 end
 

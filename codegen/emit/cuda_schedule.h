@@ -84,8 +84,8 @@ typedef struct cuda_schedule {
 /* Accesses. */
 bool cuda_is_contiguous(const cuda_schedule *s, int inst);   /* follows the innermost loop */
 bool cuda_allows(const cuda_schedule *s, int inst, int vec); /* packs of vec are aligned */
-bool cuda_hits_cache(const cuda_schedule *s,
-                     const ml_inst *inst); /* by caches: small, read again */
+/* Whether the hardware caches serve it: small, and read again and again. */
+bool cuda_hits_cache(const cuda_schedule *s, const ml_inst *inst);
 bool cuda_reads_pack(const cuda_schedule *s, int phase, int inst, int pack);
 bool cuda_stores_pack(const cuda_schedule *s, int inst); /* whole packs */
 int cuda_pack_bytes(const cuda_schedule *s, int pack);
