@@ -58,6 +58,19 @@ static ml_ref strip(const form *f, ml_ref n) {
     return n;
 }
 
+/* Past casts of floats, too: to wider ones only, or to any. */
+static ml_ref uncast(const form *f, ml_ref n, bool any) {
+    for (;;) {
+        n = strip(f, n);
+        if (ml_graph_node(f->g, n)->op != ML_OP_CAST) return n;
+        ml_ref from = ml_graph_source(f->g, n, 0);
+        ml_dtype narrow = (ml_dtype)type_of(f, from)->dtype, to = (ml_dtype)type_of(f, n)->dtype;
+        if (!ml_is_float(narrow) || !ml_is_float(to) || !(any || ml_dtype_holds(to, narrow)))
+            return n;
+        n = from;
+    }
+}
+
 /* a op b, where neither may have all axes; in the order of the union. */
 static ml_ref join(form *f, ml_op op, ml_ref a, ml_ref b) {
     ml_type all = *type_of(f, a);
@@ -98,6 +111,7 @@ static bool affine(form *f, ml_ref n, ml_ref state, ml_ref *decay, ml_ref *rest)
     a = ml_graph_source(g, n, 0);
     b = ml_graph_node(g, n)->source_count > 1 ? ml_graph_source(g, n, 1) : 0;
     if (op == ML_OP_PERMUTE) return affine(f, a, state, decay, rest);
+    if (op == ML_OP_CAST && uncast(f, n, false) != n) return affine(f, a, state, decay, rest);
     if (op == ML_OP_NEG) {
         if (!affine(f, a, state, &da, &ra)) return false;
         *decay = da ? ml_map1(g, ML_OP_NEG, da) : 0, *rest = ra ? ml_map1(g, ML_OP_NEG, ra) : 0;
@@ -122,7 +136,9 @@ static bool affine(form *f, ml_ref n, ml_ref state, ml_ref *decay, ml_ref *rest)
         if (!affine(f, b, state, &da, &ra)) return false;
         if (!affine(f, ml_graph_source(g, n, 2), state, &db, &rb)) return false;
         if (ra || rb) return false; /* begins anew with other values than 0 */
-        *decay = ml_where(g, test, da ? strip(f, da) : zero, db ? strip(f, db) : zero);
+        da = da ? ml_cast(g, strip(f, da), (ml_dtype)type.dtype) : zero;
+        db = db ? ml_cast(g, strip(f, db), (ml_dtype)type.dtype) : zero;
+        *decay = ml_where(g, test, da, db);
         return true;
     }
     return false;
@@ -136,7 +152,7 @@ static bool has_any(const ml_type *t, const ml_type *axes) {
 
 /* Products flattened into their factors, without what repeats them. */
 static bool factors(const form *f, ml_ref n, ml_ref *list, int *count) {
-    n = strip(f, n);
+    n = uncast(f, n, false);
     const ml_node *node = ml_graph_node(f->g, n);
     bool outer = node->op == ML_OP_DOT && node->arg_count == 0;
     if (node->op == ML_OP_MUL || outer)
@@ -209,10 +225,11 @@ static bool is_one(const form *f, ml_ref n) {
 
 static bool find_read(form *f, ml_ref n) {
     for (int o = 0; o < 2; o++) {
-        ml_ref x = strip(f, ml_graph_source(f->g, n, o)), q = ml_graph_source(f->g, n, 1 - o);
+        ml_ref x = uncast(f, ml_graph_source(f->g, n, o), true),
+               q = ml_graph_source(f->g, n, 1 - o);
         for (int i = 0; i < f->s->state_count && !states_of(f, q); i++) {
             ml_ref state = f->s->states[i].parameter, by, rest;
-            bool after = x == strip(f, f->s->next[i]);
+            bool after = x == uncast(f, f->s->next[i], true);
             if (!after && (states_of(f, x) != 1u << i || !affine(f, x, state, &by, &rest) || rest))
                 continue;
             if (!after && !is_one(f, by) && !within(type_of(f, by), type_of(f, q))) return false;
