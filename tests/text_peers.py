@@ -697,7 +697,7 @@ class Run:
         docs = self.path("work", "one.bin")
         write_blocks(docs, [b"a"])
         with self.lock:
-            _, text = self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=path, DOCS=docs, OUT=self.path("work", "one.out"))
+            _, text = self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=path, DOCS=docs, IDS=self.path("work", "one.out"))
         first, firsts = 0, []
         for shard in shards:
             firsts.append(first)
@@ -791,7 +791,7 @@ class Run:
             if not os.path.exists(docs):
                 write_blocks(docs, (t.encode() for t in documents(self.hostile[1])))
             try:
-                facts = json.loads(self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=self.vocab[file], DOCS=docs, OUT=to)[1])
+                facts = json.loads(self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=self.vocab[file], DOCS=docs, IDS=to)[1])
             except Exception as fault:
                 self.say("FAIL", "decode " + name, str(fault)[:300])
                 continue
@@ -817,7 +817,7 @@ class Run:
         for name in ("gpt2", "llama3"):
             docs, to = self.path("work", "damaged.bin"), self.path("work", "damaged-" + name)
             write_blocks(docs, damaged(count, 9))
-            facts = json.loads(self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=self.vocab[name + ".json"], DOCS=docs, OUT=to)[1])
+            facts = json.loads(self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", TOKENIZER=self.vocab[name + ".json"], DOCS=docs, IDS=to)[1])
             self.say("PASS" if facts["kept"] == facts["texts"] else "FAIL", "bytes " + name, f"decode(encode(x)) = x for {facts['kept']} of {facts['texts']}, most of them no UTF-8")
             r = self.work(invalid, "bytes " + name, peer="tiktoken", name=name, tokenizer=self.vocab[name + ".json"], decoded=to, count=count, seed=9)
             if r:

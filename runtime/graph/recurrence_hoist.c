@@ -45,7 +45,7 @@ static bool takes_axis(ml_op op) {
 
 static void classify(recurrence_body *h, uint32_t i) {
     const ml_recurrence_step *s = h->step;
-    ml_ref n = h->body.at[i], value;
+    ml_ref n = h->body.at[i], value = 0;
     const ml_node *node = ml_graph_node(h->g, n);
     if (is_one_of(s->states, s->state_count, n, &value)) {
         h->depends[i] = RECURRENCE_BY_STATES;

@@ -1,5 +1,5 @@
 -- One thread of m.tokenizer, for tests/text_peers.py: TOKENIZER, DOCS (a file of texts, each behind its length as u32). With
--- OUT each text's ids and what they decode to are written there, each behind its length; else PASSES times seconds are printed.
+-- IDS each text's ids and what they decode to are written there, each behind its length; else PASSES times seconds are printed.
 local m = require "mlua"
 local core = require "mlua.core"
 
@@ -8,8 +8,8 @@ local data = io.open(os.getenv "DOCS", "rb"):read "a"
 local texts, at = {}, 1
 while at <= #data do texts[#texts + 1], at = string.unpack("<s4", data, at) end
 
-if os.getenv "OUT" then
-  local out, formats, kept = io.open(os.getenv "OUT", "wb"), {}, 0
+if os.getenv "IDS" then
+  local out, formats, kept = io.open(os.getenv "IDS", "wb"), {}, 0
   for i = 0, 128 do formats[i] = "<" .. ("I4"):rep(i) end
   for _, text in ipairs(texts) do
     local ids, parts = t:encode(text), {}
