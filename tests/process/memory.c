@@ -135,7 +135,7 @@ PROCESS_TEST(memory_of_copies) {
     for (int programs = 1; programs <= 2; programs++) {
         process_result plan =
             process_run(room, 0, "", "check two.lua --device h200 programs=%d", programs);
-        process_expect(&plan, "copies 160.0 KiB in 3,"); /* gate and up side by side, down, out */
+        process_expect(&plan, "cached 160.0 KiB in 3,"); /* gate and up side by side, down, out */
     }
 }
 
