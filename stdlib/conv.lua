@@ -77,6 +77,17 @@ local function taps_of(x, w, axes, given)
 end
 
 -- Zeros before and after along an axis, and the steps that the window makes.
+-- Elements before and after the axis as an option gives them: a number, {before, after} or "valid".
+local function given_padding(axis, option)
+  if option == "valid" then return 0, 0 end
+  if type(option) ~= "table" then
+    local both = integer("padding", option, 0)
+    return both, both
+  end
+  if #option ~= 2 then core.fail(("m.conv's padding along %q must be {before, after}"):format(axis)) end
+  return integer("padding", option[1], 0), integer("padding", option[2], 0)
+end
+
 local function padded(x, axis, taps, option, stride, dilation, causal)
   local size, reach = x:size(axis), dilation * (taps - 1)
   local before, after = 0, 0
@@ -86,12 +97,8 @@ local function padded(x, axis, taps, option, stride, dilation, causal)
     local total = math.max(0, (size + stride - 1) // stride * stride - stride + reach + 1 - size)
     before = total // 2
     after = total - before
-  elseif type(option) == "table" then
-    if #option ~= 2 then core.fail(("m.conv's padding along %q must be {before, after}"):format(axis)) end
-    before, after = integer("padding", option[1], 0), integer("padding", option[2], 0)
-  elseif option ~= "valid" then
-    before = integer("padding", option, 0)
-    after = before
+  else
+    before, after = given_padding(axis, option)
   end
   local room = before + size + after - reach
   if room < 1 then
@@ -108,12 +115,8 @@ local function cropped(x, axis, taps, option, stride, dilation)
   if option == "same" then
     before = (reach + 1 - stride) // 2
     after = whole - size * stride - before
-  elseif type(option) == "table" then
-    if #option ~= 2 then core.fail(("m.conv's padding along %q must be {before, after}"):format(axis)) end
-    before, after = integer("padding", option[1], 0), integer("padding", option[2], 0)
-  elseif option ~= "valid" then
-    before = integer("padding", option, 0)
-    after = before
+  else
+    before, after = given_padding(axis, option)
   end
   local steps = whole - before - after
   if steps < 1 then

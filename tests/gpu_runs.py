@@ -8,7 +8,7 @@
 
 A line of results each, as JSON. Files are written under --dir. `--scale tiny --device cpu` tests the script itself.
 """
-import argparse, glob, json, os, random, shutil, statistics, struct, subprocess, sys, threading, time
+import argparse, glob, json, os, random, re, shutil, statistics, struct, subprocess, sys, threading, time
 
 a = argparse.ArgumentParser()
 a.add_argument("--mlua", default="build/mlua"); a.add_argument("--parts", default="save,load,data,resume")
@@ -25,12 +25,12 @@ def say(part, **results):
 
 
 def memory_of(pid):
-    """GiB that a process has of its own: anonymous, shared anonymous (CUDA's pinned memory shows there or as locked)."""
+    """GiB that a process has of its own. CUDA's pinned memory does not show: 2 buffers of 8 MiB of a save, 64 MiB of a load."""
     values = {}
     with open(f"/proc/{pid}/status") as f:
         for line in f:
             key, _, rest = line.partition(":")
-            if key in ("RssAnon", "RssShmem", "VmLck", "VmPin", "VmHWM"):
+            if key in ("RssAnon", "RssShmem"):
                 values[key] = int(rest.split()[0]) / 2**20
     return values
 
@@ -106,18 +106,19 @@ def save():
                          after_percent=round(100 * (statistics.median(after) / calm - 1), 2) if after else None))
     bytes = saves[-1]["bytes"]; dd = dd_write(bytes, "random.bin")
     # host memory of its own: most while no save ran against most in all
-    began = samples[0][0]; own = [(t - began, sum(v for k, v in m.items() if k in ("RssAnon", "RssShmem")), m.get("VmPin", 0) + m.get("VmLck", 0)) for t, m in samples]
-    quiet = [o for t, o, _ in own if t < own[-1][0] * 0.25]
+    began = samples[0][0]; own = [(t - began, sum(m.values())) for t, m in samples]
+    quiet = [o for t, o in own if t < own[-1][0] * 0.25]
     say("save", bytes=bytes, step_ms=calm, dd_s=[round(x, 2) for x in dd], dd_gb_s=round(bytes / min(dd) / 1e9, 3),
         share_of_dd=[round(min(dd) / s["seconds"], 3) for s in saves], last_s=saves[-1]["seconds"], last_stall_ms=saves[-1]["stall_ms"],
-        own_gib_before=max(quiet), own_gib_most=max(o for _, o, _ in own), pinned_gib_most=max(p for _, _, p in own), device_gib=steps[-1]["memory_gib"], saves=rows)
+        own_gib_before=max(quiet), own_gib_most=max(o for _, o in own), device_gib=steps[-1]["memory_gib"], saves=rows)
 
 
 def load():
     out = os.path.join(a.dir, "save"); newest = sorted(glob.glob(out + "/checkpoints/step-*"))[-1]; last = int(newest.split("-")[-1]); bytes = tree_bytes(newest)
+    os.environ["MLUA_DEBUG"] = "1"  # says how long the load itself took
     for state in ("cold", "warm", "warm"):
         if state == "cold": drop_cache(newest)
-        read = timed(f"cat {newest}/*.safetensors | dd of=/dev/null bs=16M") if state == "warm" else timed(f"for f in {newest}/*.safetensors; do dd if=$f of=/dev/null bs=16M; done")
+        read = timed(f"for f in {newest}/*.safetensors; do dd if=$f of=/dev/null bs=16M; done")
         if state == "cold": drop_cache(newest)
         copy = out + "-copy"; shutil.rmtree(copy, ignore_errors=True); os.makedirs(copy + "/checkpoints")
         for name in os.listdir(out):
@@ -125,11 +126,12 @@ def load():
         os.rename(newest, os.path.join(copy, "checkpoints", os.path.basename(newest)))
         try:
             seconds, samples = mlua("models/gpt.lua", *SIZE, f"steps={last + 1}", "sample=0", "save_every=0", out=copy, options=["--resume"])
-            _, events = metrics(copy); resume = [e for e in events if e["event"] == "resume"][-1]
+            with open(os.path.join(a.dir, "log.txt"), errors="replace") as log: loaded = float(re.findall(r"loaded .* in ([0-9.]+) s by", log.read())[-1])
         finally:
             os.rename(os.path.join(copy, "checkpoints", os.path.basename(newest)), newest)
-        own = max(sum(v for k, v in m.items() if k in ("RssAnon", "RssShmem")) for _, m in samples)
-        say("load " + state, gb=bytes / 1e9, read_s=read, command_s=seconds, own_gib_most=own, event=resume)
+        own = max(sum(m.values()) for _, m in samples)
+        say("load " + state, gb=bytes / 1e9, read_s=read, load_s=loaded, share_of_dd=read / loaded, command_s=seconds, own_gib_most=own)
+    del os.environ["MLUA_DEBUG"]
 
 
 def data():

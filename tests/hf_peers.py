@@ -315,7 +315,7 @@ def adapter(part, state, modules, folder):
         for name, p in model.named_parameters():
             if "lora_" in name:
                 p.copy_(0.3 * torch.randn(p.shape, generator=g))
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(folder)  # of an adapted head its weight too
     part.log(open(os.path.join(folder, "adapter_config.json")).read() + "\n".join(said.lines))
     return model.eval()
 

@@ -44,7 +44,8 @@ typedef struct {
     ml_status (*mark)(ml_device *device);
     ml_status (*fetch)(ml_device *device, void *to, const void *from, int64_t bytes);
     /* Where there is a mark: instead of release, of memory that will be wanted again. The next
-     * allocation of as many bytes gets it; one that does not fit beside it has it released. */
+     * allocation of as many bytes gets it; one that does not fit beside it has it released, as is
+     * memory where little else is free. */
     void (*set_aside)(ml_device *device, void *memory);
     /* Writing memory from several threads beside one another, where nothing else uses it; NULL
      * where the host can write it. stage: a buffer of `bytes` in host memory for each of `slots`

@@ -55,6 +55,8 @@ ml_status cuda_wait_for(cuda_device *d, CUevent event) {
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
+static const size_t ASIDE_LEAVES = (size_t)2 << 30; /* free, else memory is not set aside */
+
 static ml_status memory_failed(cuda_device *d, CUresult result, int64_t bytes, const char *what) {
     size_t free_bytes = 0, total = 0;
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return cuda_fail(result, "cuMemAlloc");
@@ -130,10 +132,14 @@ void cuda_release(ml_device *device, void *memory) {
     forget_block(d, memory);
 }
 
+/* Modules, communicators and libraries allocate by themselves, and cannot reclaim. */
 void cuda_set_aside(ml_device *device, void *memory) {
     cuda_device *d = cuda_of(device);
+    size_t free_bytes = 0, total = 0;
     cuda_reclaim(d);
     d->aside = (struct cuda_block){memory, forget_block(d, memory), 0};
+    if (cuda.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS || free_bytes < ASIDE_LEAVES)
+        cuda_reclaim(d);
 }
 
 ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
