@@ -38,7 +38,9 @@ endif
 # that the processor has.
 ARCH := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v2)
 CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-DMLUA_CUDA -isystem $(CUDA_HOME)/include)
-CFLAGS := -std=gnu11 $(OPT) -g $(ARCH) -Wall -Wextra -Werror=switch -Wno-missing-field-initializers -fno-strict-aliasing \
+# Of optimized code lines alone: variables are seldom there, and their description takes a fifth of the build.
+DEBUG := $(if $(filter -O0,$(OPT)),-g,-g1)
+CFLAGS := -std=gnu11 $(OPT) $(DEBUG) $(ARCH) -Wall -Wextra -Werror=switch -Wno-missing-field-initializers -fno-strict-aliasing \
           -I. -I$(B) -isystem /usr/include/lua5.4 $(CUDA) $(SANITIZE)
 STATIC := lua5.4 edit tinfo bsd md jansson xxhash zstd z pcre2-8 utf8proc
 LDLIBS := $(STATIC:%=-l:lib%.a) -lm -ldl -lpthread
@@ -55,6 +57,7 @@ CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan
 LUA := $(wildcard stdlib/*.lua)
 MODELS := $(sort $(wildcard models/*.lua))
 # Sources of kernels: inside the binary, compiled when a model is.
+PRELUDES := codegen/kernels/c/prelude.h codegen/kernels/cuda/prelude.cuh
 KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cuh codegen/kernels/c/*.c codegen/kernels/c/*.h))
 # The default corpus: the text that this repository itself holds.
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
@@ -65,7 +68,7 @@ all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
 PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libmd-dev libxxhash-dev libzstd-dev zlib1g-dev \
-            libpcre2-dev libutf8proc-dev libopenblas0-pthread
+            libpcre2-dev libutf8proc-dev libopenblas0-pthread libmicrohttpd-dev
 NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h sha2.h xxhash.h zstd.h zlib.h pcre2.h utf8proc.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
 BLAS := $(firstword $(wildcard /usr/lib/*/libopenblas.so.0 /usr/lib/*/openblas*/libopenblas.so.0 /usr/lib64/libopenblas*.so.0))
 deps:
@@ -102,10 +105,12 @@ define embed
 endef
 # stdlib/ and the corpus (vm/embed.h), and the sources of kernels (codegen/kernel_files.h)
 $(B)/embed.s: $(LUA) $(MODELS) $(KERNELS) $(B)/corpus.txt vm/show/report.html Makefile
-	@{ $(call embed,ml_embedded_files,$(LUA) $(B)/corpus.txt,$${f##*/}); \
+	@mkdir -p $(B)/text
+	@for f in $(PRELUDES); do \
+	   sed -e '/^#include .*functions\.h"/{r codegen/kernels/c/functions.h' -e 'd}' $$f > $(B)/text/$${f##*/}; done
+	@{ $(call embed,ml_embedded_files,$(LUA) vm/show/report.html $(B)/corpus.txt,$${f##*/}); \
 	   $(call embed,ml_model_files,$(MODELS),$$f); \
-	   $(call embed,ml_report_files,vm/show/report.html,$$f); \
-	   $(call embed,ml_kernel_files,$(KERNELS),$$f); echo '.section .note.GNU-stack,"",@progbits'; } > $@
+	   $(call embed,ml_kernel_files,$(filter-out $(PRELUDES),$(KERNELS)) $(addprefix $(B)/text/,$(notdir $(PRELUDES))),$$f); echo '.section .note.GNU-stack,"",@progbits'; } > $@
 $(B)/embed.o: $(B)/embed.s
 	$(Q)$(CC) -c -o $@ $<
 
@@ -118,7 +123,7 @@ $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 $(B)/test-core: $(CORE:%.c=$(B)/%.o) $(CORE_TESTS:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
--include $(shell find $(B) -path '*/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)
+-include $(shell find $(B) -path '$(B)/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)
 
 install: $(B)/mlua
 	install -Dm755 $(B)/mlua $(DESTDIR)$(PREFIX)/bin/mlua

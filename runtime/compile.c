@@ -51,27 +51,44 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
 
 static void compile_steps(ml_plan *plan, bool overlap);
 
-/* Two buffers for each carried value that has no history, then what the body works in. */
+static int64_t reserve(int64_t *bytes, int64_t size) {
+    int64_t offset = *bytes;
+    *bytes += memory_padded(size);
+    return offset;
+}
+
+/* Whether slices of the value are where kernels of GPUs expect storages. */
+static bool in_place(const ml_schedule *s, const ml_step *step, int value, int64_t slice) {
+    enum { ALIGNMENT = 256 };
+    const ml_value *v = &s->values.at[step->values[value]];
+    int64_t offset = v->offset * ml_dtypes[v->type.dtype].bytes;
+    return s->target->kind != ML_TARGET_CUDA || (offset % ALIGNMENT == 0 && slice % ALIGNMENT == 0);
+}
+
+/* Two buffers for each carried value, copies of slices, then what the body works in. */
 static void loop_workspace(ml_schedule *s, ml_step *step, ml_loop *loop) {
     int64_t bytes = 0;
-    for (int i = 0; i < loop->carried_count; i++)
-        for (int k = 0; k < 2; k++) {
-            loop->carried[i].offset[k] = bytes;
-            bytes += memory_padded(loop->carried[i].bytes);
-        }
+    for (int i = 0; i < loop->carried_count; i++) {
+        ml_loop_carried *c = &loop->carried[i];
+        for (int k = 0; k < 2; k++) c->offset[k] = reserve(&bytes, c->bytes);
+        c->initial_copied = c->initial >= 0 && !in_place(s, step, c->initial, 0);
+        c->final_copied = c->final >= 0 && !in_place(s, step, c->final, 0);
+        c->history_copied = c->history >= 0 && !in_place(s, step, c->history, c->bytes);
+    }
+    for (int i = 0; i < loop->input_count; i++) {
+        ml_loop_input *in = &loop->inputs[i];
+        if (!in_place(s, step, in->value, in->bytes))
+            in->staged = reserve(&bytes, in->bytes ? in->bytes : in->all);
+    }
+    for (int i = 0; i < loop->stacked_count; i++) {
+        ml_loop_stacked *out = &loop->stacked[i];
+        if (!in_place(s, step, out->value, out->bytes)) out->staged = reserve(&bytes, out->bytes);
+    }
     loop->arena = bytes;
     bytes += loop->plan->arena_bytes;
     if (bytes == 0) return;
     loop->workspace = step->read_count + step->write_count;
     plan_add_workspace(s, step, bytes);
-}
-
-static _Noreturn void refuse_loop(const ml_origin *origin) {
-    ml_fail(ML_INVALID, "m.scan at %s:%d has no form for GPUs yet: its step is not elementwise",
-            origin->file ? origin->file : "?", origin->line);
-    ml_help("products and sums of what does not depend on the states can be taken before the scan; "
-            "--device cpu runs any step");
-    ml_raise_last();
 }
 
 /* The bodies of recurrences: programs of their own. */
@@ -81,7 +98,6 @@ static void compile_loops(ml_plan *plan) {
         ml_loop *loop = s->steps.at[i].loop;
         if (loop == NULL) continue;
         const ml_origin *origin = ml_graph_origin(plan->graph, s->steps.at[i].node);
-        if (plan->target->kind == ML_TARGET_CUDA) refuse_loop(origin);
         log_text(plan, ML_LOG_PART, "the step of the scan at %s:%d",
                  origin->file ? origin->file : "?", origin->line);
         ml_roots roots;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/machine.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -150,6 +151,30 @@ static bool merges_products(pass_context *c) {
 static bool has_conv(pass_context *c) {
     return ml_decompose_conv_applies(c->plan->graph);
 }
+static bool has_linear_scan(pass_context *c) {
+    return ml_decompose_linear_scans_applies(c->plan->graph);
+}
+static bool has_scan_kernel(const void *context, const ml_graph *g, ml_ref n) {
+    const ml_target *target = context;
+    ml_linear_scan scan;
+    ml_linear_scan_read(g, n, &scan);
+    if (target->kind != ML_TARGET_CUDA || target->no_fuse) return false;
+    return ml_linear_scan_is_scalar(&scan) ? ml_linear_scan_kernel(target, g, n)
+                                           : ml_delta_scan_kernel(target, g, n);
+}
+static bool has_gpu_scan(pass_context *c) {
+    return on_fused_gpu(c) && has_linear_scan(c);
+}
+static ml_graph *segment_linear_scans(pass_context *c) {
+    enum { LEAST = 512 }; /* positions of a segment, which share the cost of its map */
+    ml_plan *plan = c->plan;
+    return ml_segment_linear_scans(plan->graph, &plan->roots, plan->target->multiprocessors, LEAST,
+                                   has_scan_kernel, plan->target);
+}
+static ml_graph *decompose_linear_scans(pass_context *c) {
+    ml_plan *plan = c->plan;
+    return ml_decompose_linear_scans(plan->graph, &plan->roots, has_scan_kernel, plan->target);
+}
 static ml_graph *decompose_attention(pass_context *c) {
     ml_plan *plan = c->plan;
     return ml_decompose(plan->graph, &plan->roots, plan->target->longest_materialized);
@@ -267,6 +292,10 @@ static const pass rank_passes[] = {
      .purpose = "factors that are constant along a sum leave it"},
     {"decompose_conv", ml_decompose_conv, .when = has_conv,
      .purpose = "convolutions become products and shifted views"},
+    {"segment_linear_scans", .run_with = segment_linear_scans, .when = has_gpu_scan,
+     .purpose = "scans with few rows are cut into segments that run side by side"},
+    {"decompose_linear_scans", .run_with = decompose_linear_scans, .when = has_linear_scan,
+     .purpose = "scans that no kernel serves become products over chunks of positions"},
     {"decompose_attention", .run_with = decompose_attention,
      .purpose = "attention over few keys becomes products and a softmax"},
     {"simplify_decomposed", ml_simplify,

@@ -121,4 +121,13 @@ add_class("corpus", "Corpus", nil, "")
 add_class("random", "Random", nil, "")
 add_classes()
 add_library()
-return table.concat(out)
+
+---The definitions, into a file or to standard output.
+---@param path? string
+return function(path)
+  local file, problem = io.stdout, nil
+  if path then file, problem = io.open(path, "w") end
+  if not file or not file:write(table.concat(out)) or not file:flush() then
+    core.fail("cannot write " .. (problem or path or "the definitions"))
+  end
+end

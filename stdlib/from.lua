@@ -11,7 +11,7 @@ local from = {}
 
 local function read_json(path)
   local text = text_files.read(path)
-  return text and core.json(text, path)
+  return text and core.json(text:gsub("([%[:,]%s*)Infinity", '%1{"__float__": "Infinity"}'), path) -- which Python writes, and JSON has not
 end
 
 -- What --from names --------------------------------------------------------------------------------------------------------
@@ -250,9 +250,11 @@ function m.from() return core.options().from, require "mlua.tokenizer_files".of_
 local done = false
 
 ---Give a model the weights that --from names; in a check their headers are compared alone. Once: the first model of a
----script gets them.
+---script gets them. With `later` they are not read, where no adapters are to be: gives the loads, for core.load_views.
 ---@param model Module
-function from.load(model)
+---@param later? boolean
+---@return table[]? loads
+function from.load(model, later)
   local s = from.source()
   if not s or done then return end
   done = true
@@ -266,6 +268,7 @@ function from.load(model)
   refuse(s, problems)
   local adapter = core.options().adapter and require "mlua.peft".match(model, core.options().adapter)
   if core.options().mode == "check" then return end
+  if later and not adapter then return loads end
   local began = core.time()
   core.load_views(loads, s.path)
   if adapter then adapter() end

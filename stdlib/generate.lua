@@ -1,122 +1,377 @@
--- Sampling text from a trained model.
-local core = require "mlua.core"
-local from = require "mlua.from"
-local m = require "mlua"
+-- Text from a trained model: m.generate and m.score, over the decoder (decode.lua).
+local Answer = require "mlua.answer"
+local Decoder = require "mlua.decode"
 local Tokenizer = require "mlua.tokenizer"
+local core = require "mlua.core"
 local files = require "mlua.tokenizer_files"
+local m = require "mlua"
+local sampling = require "mlua.sampling"
 
--- The id of a token of these logits. The Gumbel trick: argmax of logits/t - log(-log(u)) is a sample.
-local function draw(logits, vocab, options, temperature, key)
-  if temperature == 0 then return logits:argmax(vocab) end
-  logits = logits / temperature
-  local few, ids = options.top_k and options.top_k < logits:size(vocab) and core.axis(vocab, options.top_k), nil
-  if few then logits, ids = logits:top_k(vocab, few.size, few) elseif options.top_p then logits, ids = logits:sort(vocab, { descending = true }) end
-  if options.top_p then -- those before which there is less than top_p
-    local p = m.softmax(logits, vocab)
-    logits = core.where(core.lt(p:cumsum(vocab) - p, options.top_p), logits, -math.huge)
-  end
-  local u = core.random(key, m.axes_of(logits))
-  local drawn = (logits - core.log(1e-9 - core.log(u + 1e-9))):argmax(vocab)
-  return ids and ids:gather(drawn, vocab) or drawn
+local ROWS = 16 -- sequences that are decoded at once
+
+-- Options ------------------------------------------------------------------------------------------------------------------
+
+local KNOWN = { "prompt", "prompts", "tokens", "seq", "n", "seed", "stop", "tokenizer", "quiet", "on_token", "on_result", "logits", "rows", "slide", "chat", "increment", "decoder" }
+for _, name in ipairs(sampling.names()) do
+  if name ~= "seed" then KNOWN[#KNOWN + 1] = name end
 end
 
----Continue `prompt` (text, of the tokens of `tokenizer`, by default that of m.train, else of bytes; or a list of token ids) by `tokens` tokens drawn
----at `temperature` (0: always the likeliest), from the `top_k` likeliest, or from the likeliest ones that together have the
----probability `top_p`. The model reads a window of `seq` tokens each time.
----Prints text as it is sampled unless `quiet`; returns the list of all token ids and the text.
----@param model Module
----@param options {prompt: string|integer[], tokens: integer, temperature: number, top_k: integer, top_p: number, seq: Axis, seed: integer, tokenizer: Tokenizer, quiet: boolean}
----@return integer[] ids
----@return string text
-function m.generate(model, options)
-  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "top_k", "top_p", "seq", "seed", "tokenizer", "quiet" })
+-- Options that both functions have.
+local function check_model(what, model, options)
   if not m.is_module(model) and type(model) ~= "function" then
     local within = type(model) == "table" and rawget(model, "model") ~= nil
-    core.fail("m.generate takes a module, got " .. m.shown(model), {
-      help = within and "the model comes first: m.generate(model, { prompt = \"a\", seq = A.seq })" or "calling a class makes one: local model = GPT()",
+    core.fail(("m.%s takes a module, got %s"):format(what, m.shown(model)), {
+      help = within and ("the model comes first: m.%s(model, { prompt = \"a\", seq = A.seq })"):format(what) or "calling a class makes one: local model = GPT()",
     })
   end
-  if core.options().mode == "check" or core.stopped() then return {}, "" end
-  options = options or {}
-  local seq, temperature = options.seq, options.temperature or 0.8
-  if type(seq) ~= "userdata" or core.is_tensor(seq) then
-    core.fail("m.generate needs seq, the axis of positions", { help = "seq = A.seq" })
+  if core.options().mode == "check" or core.stopped() then return false end
+  if type(options.seq) ~= "userdata" or core.is_tensor(options.seq) then
+    core.fail(("m.%s needs seq, the axis of positions"):format(what), { help = "seq = A.seq" })
   end
-  local count = options.tokens or 200
-  if type(count) ~= "number" or not math.tointeger(count) or count < 0 then
-    core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(m.shown(count)))
+  if options.tokenizer ~= nil and getmetatable(options.tokenizer) ~= Tokenizer then
+    core.fail(("m.%s's tokenizer must be a tokenizer, got %s"):format(what, m.shown(options.tokenizer)), { help = "tokenizer = m.tokenizer(path)" })
   end
-  if options.seed ~= nil and (type(options.seed) ~= "number" or not math.tointeger(options.seed)) then
-    core.fail("m.generate's seed must be an integer, got " .. m.shown(options.seed))
+  return true
+end
+
+local function check_kind(name, value, kind)
+  if value ~= nil and type(value) ~= kind then core.fail(("m.generate's %s must be a %s, got %s"):format(name, kind, m.shown(value))) end
+end
+
+local function check_integer(name, value, least)
+  if type(value) ~= "number" or not math.tointeger(value) or value < least then
+    core.fail(("m.generate's %s must be %s, got %s"):format(name, least == 0 and "an integer, 0 or more" or "a positive integer", m.shown(value)))
   end
-  if type(temperature) ~= "number" or not (temperature >= 0) then
-    core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(m.shown(temperature)))
+  return math.tointeger(value)
+end
+
+-- The seed of each of n samples of a prompt.
+local function seeds_of(seed, n)
+  local list = {}
+  if type(seed) == "table" and #seed ~= n then core.fail(("m.generate's seed is a list of %d, and n is %d"):format(#seed, n), { help = "a number is the seed of the first sample; the next have the next numbers" }) end
+  for i = 1, n do
+    local one = seed
+    if type(seed) == "table" then one = seed[i] end
+    if one ~= nil and (type(one) ~= "number" or not math.tointeger(one)) then core.fail("m.generate's seed must be an integer, got " .. m.shown(one)) end
+    list[i] = type(seed) == "table" and one or (one or core.options().seed) + i - 1
   end
-  if options.top_k ~= nil and not (math.tointeger(options.top_k) and options.top_k >= 1) then
-    core.fail("m.generate's top_k must be a positive integer, got " .. m.shown(options.top_k))
+  return list
+end
+
+-- What the options ask for, checked.
+local function read_options(options)
+  for name, kind in pairs { quiet = "boolean", on_token = "function", on_result = "function", decoder = "table", logits = "function", slide = "boolean", increment = "boolean", chat = "table" } do
+    check_kind(name, options[name], kind)
   end
-  if options.top_p ~= nil and not (type(options.top_p) == "number" and options.top_p > 0 and options.top_p <= 1) then
-    core.fail("m.generate's top_p must be a number above 0 and at most 1, got " .. m.shown(options.top_p))
+  if options.prompts ~= nil and options.prompt ~= nil then core.fail "m.generate has both prompt and prompts" end
+  if options.prompts ~= nil and (type(options.prompts) ~= "table" or #options.prompts == 0) then
+    core.fail("m.generate's prompts must be a list of prompts, got " .. m.shown(options.prompts), { help = 'prompts = { "once", "twice" }; one: prompt = "once"' })
   end
-  local tokenizer, file = options.tokenizer, files.of_model[model]
-  if tokenizer == nil and type(options.prompt) == "string" and file and file ~= "bytes" then tokenizer = m.tokenizer(file) end
-  if tokenizer ~= nil and getmetatable(tokenizer) ~= Tokenizer then
-    core.fail("m.generate's tokenizer must be a tokenizer, got " .. m.shown(tokenizer), { help = "tokenizer = m.tokenizer(path)" })
+  local n = check_integer("n", options.n == nil and 1 or options.n, 1)
+  local seeds, plain = seeds_of(options.seed, n), {}
+  for key, value in pairs(options) do
+    if key ~= "seed" then plain[key] = value end
   end
-  local vocab -- how many tokens there are
-  local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
-  local sample = m.compile(function(feeds)
-    local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max(batch.name)
-    local rest = logits:axes()
-    if #rest ~= 1 then
-      core.fail("the logits of a model that generates have batch, " .. seq.name .. " and one more axis, not " .. table.concat(rest, ", "))
-    end
-    vocab = logits:size(rest[1])
-    return draw(logits, rest[1], options, temperature, feeds.key)
-  end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample", often = true })
-  if m.is_module(model) then from.load(model) end -- where no training has
-  local prompt, ids = options.prompt or "\n", {}
+  local asked, problem = sampling.parameters(plain, "m.generate's ")
+  if not asked then core.fail(problem) end
+  local stops, wrong = Answer.stops(options.stop, "m.generate's ")
+  if not stops then core.fail(wrong) end
+  return {
+    n = n, seeds = seeds, asked = asked, stops = stops, limit = check_integer("tokens", options.tokens == nil and 200 or options.tokens, 0),
+    rows = check_integer("rows", options.rows == nil and ROWS or options.rows, 1), single = options.prompts == nil and options.n == nil,
+  }
+end
+
+-- Prompts ------------------------------------------------------------------------------------------------------------------
+
+-- The tokenizer of texts: that of the options, else that of the model's training; nil where bytes are tokens.
+local function tokenizer_for(model, options, texts)
+  local file = files.of_model[model]
+  if options.tokenizer == nil and texts and file and file ~= "bytes" then return m.tokenizer(file) end
+  return options.tokenizer
+end
+
+-- Whether a list is a conversation, and not of ids.
+local function is_chat(prompt) return type(prompt) == "table" and type(prompt[1]) == "table" end
+
+-- The ids of a prompt, of a list of ids a copy.
+local function encode(what, prompt, tokenizer, chat)
   if type(prompt) ~= "string" and type(prompt) ~= "table" then
-    core.fail("m.generate's prompt must be a text or a list of token ids, got " .. m.shown(prompt))
+    core.fail(("m.%s's prompt must be a text or a list of token ids, got %s"):format(what, m.shown(prompt)))
   end
-  if type(prompt) == "string" and tokenizer then
-    ids = tokenizer:encode(prompt, { special = true })
-  elseif type(prompt) == "string" then
+  if is_chat(prompt) then
+    if not tokenizer then core.fail(("m.%s needs a tokenizer for a conversation, whose chat template writes it"):format(what), { help = "tokenizer = m.tokenizer(path)" }) end
+    return (select(2, tokenizer:chat(prompt, chat)))
+  end
+  if type(prompt) == "string" and tokenizer then return tokenizer:encode(prompt, { special = true }) end
+  local ids = {}
+  if type(prompt) == "string" then
     for i = 1, #prompt do ids[i] = prompt:byte(i) end
   else
     for i, id in ipairs(prompt) do ids[i] = id end
   end
+  return ids
+end
+
+local function check_ids(what, ids, vocab)
   for _, id in ipairs(ids) do
     if not math.tointeger(id) or id < 0 or id >= vocab then
-      core.fail(("m.generate's prompt has the token %s, and the model has 0 to %d"):format(m.shown(id), vocab - 1))
+      core.fail(("m.%s's prompt has the token %s, and the model has 0 to %d"):format(what, m.shown(id), vocab - 1))
     end
   end
-  if #ids == 0 then core.fail("m.generate needs a prompt of at least one token") end
-  local show = options.quiet and function() end or core.write
-  local stream = tokenizer and tokenizer:stream()
-  if stream then
-    local parts = {}
-    for i, id in ipairs(ids) do parts[i] = stream(id) end
-    show(table.concat(parts))
-  elseif type(prompt) == "string" then
-    show(prompt)
+  if #ids == 0 then core.fail(("m.%s needs a prompt of at least one token"):format(what)) end
+end
+
+local function check_length(d, i, count)
+  if count < d.context then return end
+  core.fail(("prompt %d has %d tokens, and the context is %s=%d with the answer"):format(i, count, d.seq.name, d.context), {
+    help = "a longer context: seq=N on the command line, or in the script",
+  })
+end
+
+-- The text of a prompt as it is shown before its continuation; of ids without a tokenizer nothing is shown.
+local function shown_prompt(prompt, ids, tokenizer)
+  if not tokenizer then return type(prompt) == "string" and prompt or "" end
+  local stream, parts = tokenizer:stream(), {}
+  for i, id in ipairs(ids) do parts[i] = stream(id) end
+  return table.concat(parts)
+end
+
+-- Jobs ---------------------------------------------------------------------------------------------------------------------
+
+-- One sample of one prompt, not begun.
+local function new_job(run, p, sample)
+  local prompt = run.prompts[p]
+  local asked = sampling.with_seed(run.o.asked, run.o.seeds[sample])
+  local stops = run.o.stops
+  if is_chat(prompt.given) and run.tokenizer.eos then
+    stops = { ids = setmetatable({ [run.tokenizer.eos] = true }, { __index = stops.ids }), texts = stops.texts }
   end
-  local window = core.host("i32", 1, seq.size)
-  local text = {}
-  for i = 1, count do
-    local first = math.max(0, #ids - seq.size)
-    for j = 1, seq.size do window[j] = ids[first + j] or 0 end
-    local key = core.hash(("%d sample %d"):format(options.seed or core.options().seed, i))
-    local id = math.tointeger(sample { tokens = window, position = #ids - first - 1, key = key })
-    ids[#ids + 1] = id
-    text[i] = stream and stream(id) or id < 256 and string.char(id) or ""
-    show((stream or id < 256) and text[i] or " " .. id)
+  local answer = Answer.new { tokenizer = run.tokenizer, stops = stops, limit = run.o.limit, before = prompt.ids, skip_special = is_chat(prompt.given) }
+  return { prompt = p, sample = sample, asked = asked, answer = answer, ids = prompt.ids, logprobs = {}, top = asked.logprobs > 0 and {} or nil }
+end
+
+-- The last ids of a job that fit where the window slides: a full one is begun again at its half.
+local function tail(run, job, all)
+  local keep = #job.answer.ids == 0 and run.d.context - 1 or run.d.context // 2
+  return table.move(all, math.max(1, #all - math.max(1, keep) + 1), #all, 1, {})
+end
+
+-- Open a job's sequence; false where there is no room now.
+local function open(run, job, all)
+  local ids = all
+  if #all >= run.d.context then ids = tail(run, job, all) end
+  job.asked.prompt = #ids - #job.answer.ids -- draws and penalties continue where the window slides
+  local first = job.sample > 1 and run.first[job.prompt]
+  if first and not first.closed and run.d:shares() and #job.answer.ids == 0 then
+    if not first.ready then return false end -- its prompt is being read
+    job.sequence = run.d:fork(first, job.asked)
+  else
+    job.sequence = run.d:open(ids, job.asked)
+  end
+  if job.sample == 1 then run.first[job.prompt] = job.sequence end
+  return job.sequence ~= nil
+end
+
+local function result_of(job)
+  local sum = 0
+  for _, logprob in ipairs(job.logprobs) do sum = sum + logprob end
+  return {
+    prompt = job.prompt, sample = job.sample, seed = job.asked.seed, ids = job.answer.ids, text = job.answer:text(), finish_reason = job.reason,
+    logprob = sum, logprobs = job.logprobs, top = job.top,
+  }
+end
+
+-- Show the text of a job that is drawn alone, as it comes.
+local function show_piece(run, id, text, reason)
+  if not run.streams then return end
+  core.write((run.tokenizer or id < 256) and text or " " .. id)
+  if reason then core.write "\n" end
+end
+
+local function finish_job(run, job, reason)
+  job.reason = reason
+  if job.sequence then run.d:close(job.sequence) end
+  local result = result_of(job)
+  run.results[(job.prompt - 1) * run.o.n + job.sample] = result
+  if run.on_result then run.on_result(result) end
+end
+
+-- A token of a job: false where that was its last.
+local function take(run, job, r)
+  local s, answer = job.sequence, job.answer
+  job.logprobs[#job.logprobs + 1] = r.logprob
+  if job.top then job.top[#job.top + 1] = r.top end
+  local text, reason = answer:add(r.id, s:full() and not run.slide)
+  local event = { prompt = job.prompt, sample = job.sample, id = r.id, text = text, logprob = r.logprob, top = r.top, finish_reason = reason }
+  if run.on_token and run.on_token(event) == false and not reason then
+    reason = "cancelled"
+    answer:finish()
+  end
+  show_piece(run, r.id, text, reason)
+  if reason then
+    finish_job(run, job, reason)
+    return false
+  end
+  if s:full() then -- the window slides
+    run.d:close(s)
+    local all = table.move(job.ids, 1, #job.ids, 1, {})
+    open(run, job, table.move(answer.ids, 1, #answer.ids, #all + 1, all))
+  end
+  return true
+end
+
+-- Decode all jobs, as many at once as there are slots.
+local function decode(run)
+  local waiting, next_job, live = {}, 1, {}
+  for p = 1, #run.prompts do
+    for sample = 1, run.o.n do waiting[#waiting + 1] = new_job(run, p, sample) end
+  end
+  while next_job <= #waiting or #live > 0 do
+    while next_job <= #waiting and open(run, waiting[next_job], waiting[next_job].ids) do
+      live[#live + 1], next_job = waiting[next_job], next_job + 1
+    end
+    local sequences, left = {}, {}
+    for i, job in ipairs(live) do sequences[i] = job.sequence end
+    for i, r in ipairs(run.d:step(sequences)) do
+      if not r or take(run, live[i], r) then left[#left + 1] = live[i] end
+    end
+    live = left
     if core.stopped() then break end
   end
-  if stream then
-    text[#text + 1] = stream() -- of a character that is not whole
-    show(text[#text])
+  for i = next_job, #waiting do live[#live + 1] = waiting[i] end
+  for _, job in ipairs(live) do
+    job.answer:finish()
+    finish_job(run, job, "interrupted")
   end
-  show "\n"
-  return ids, table.concat(text)
+end
+
+-- Nothing is drawn: the results of tokens = 0.
+local function decode_none(run)
+  for p = 1, #run.prompts do
+    for sample = 1, run.o.n do finish_job(run, new_job(run, p, sample), "length") end
+  end
+end
+
+local function show_results(run)
+  for _, r in ipairs(run.results) do
+    local prompt = run.prompts[r.prompt]
+    core.write(shown_prompt(prompt.given, prompt.ids, run.tokenizer) .. r.text .. "\n")
+  end
+end
+
+-- What m.generate gives: of one prompt without n all its ids, its text and the result; else a list of results.
+local function returned(run)
+  if not run.o.single then return run.results end
+  local all, r = table.move(run.prompts[1].ids, 1, #run.prompts[1].ids, 1, {}), run.results[1]
+  return table.move(r.ids, 1, #r.ids, #all + 1, all), r.text, r
+end
+
+-- The positions that a sequence needs: a power of two, so that few kernels serve all lengths, or the whole context.
+local function context_for(run, most)
+  local needed, context = 0, 64
+  for _, prompt in ipairs(run.prompts) do needed = math.max(needed, #prompt.ids + run.o.limit) end
+  while context < needed and context < most do context = 2 * context end
+  return math.min(context, most)
+end
+
+---Continue prompts by up to `tokens` tokens each. A prompt is a text (of the tokens of `tokenizer`, by default that of m.train, else of
+---bytes), a list of token ids, or a conversation: a list of {role, content}, which the tokenizer's chat template writes (`chat`: variables for it).
+---Tokens are drawn at `temperature` (0: always the likeliest) from the `top_k` likeliest, from the likeliest that together have the
+---probability `top_p`, and from those with at least `min_p` times the probability of the likeliest; `repetition_penalty`, `presence_penalty` and
+---`frequency_penalty` make tokens less likely that were there (sampling.lua says how). `logits` is a function that is traced: it gets
+---logits over the batch and the vocabulary and returns others. `stop`: token ids and texts that end an answer; texts are left out of it. `n`: samples of
+---each prompt; `seed`: of the first one, the next have the next numbers, or a list. What is drawn does not depend on the other prompts.
+---`on_token(event)` gets each token: {prompt, sample, id, text = what may be shown, logprob, top, finish_reason}; false ends that answer; `on_result` gets each result once it is over. At most
+---`rows` (16) are decoded at once. `decoder` is one of decode.lua, which is used again: programs are compiled once for many calls.
+---With `prompt` alone it prints text as it is sampled unless `quiet`, and returns all token ids, the text of the answer, and the
+---result; a window that is full is begun again at its half unless `slide` is false. With `prompts` or `n` it prints texts
+---once all are over, and returns the results, sample after sample of prompt after prompt: {prompt, sample, seed, ids, text, finish_reason = "stop",
+---"length" (`tokens` are drawn, or the context `seq` is full), "cancelled" or "interrupted", logprobs = each token's by the model alone, logprob = their
+---sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}.
+---@param model Module
+---@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
+---@return integer[]|table[] ids
+---@return string? text
+---@return table? result
+function m.generate(model, options)
+  m.check_options("generate", options or {}, KNOWN)
+  options = options or {}
+  if not check_model("generate", model, options) then return {}, options.prompts == nil and options.n == nil and "" or nil end
+  local o = read_options(options)
+  local given, texts = options.prompts or { options.prompt == nil and "\n" or options.prompt }, false
+  for _, prompt in ipairs(given) do texts = texts or type(prompt) == "string" or is_chat(prompt) end
+  local tokenizer = tokenizer_for(model, options, texts)
+  local run = {
+    o = o, tokenizer = tokenizer, on_token = options.on_token, on_result = options.on_result, prompts = {}, results = {}, first = {}, slide = o.single and options.slide ~= false,
+    streams = o.single and not options.quiet,
+  }
+  for i, prompt in ipairs(given) do run.prompts[i] = { given = prompt, ids = encode("generate", prompt, tokenizer, options.chat) } end
+  local slots = math.min(o.rows, #given * o.n)
+  run.d = options.decoder or Decoder.new(model, {
+    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, context = context_for(run, options.seq.size),
+  })
+  run.d:prepare({ o.asked }, slots)
+  for i, prompt in ipairs(run.prompts) do
+    check_ids("generate", prompt.ids, run.d.vocab)
+    if not run.slide or run.d.context < 2 then check_length(run.d, i, #prompt.ids) end
+  end
+  if run.streams then core.write(shown_prompt(given[1], run.prompts[1].ids, tokenizer)) end
+  if o.limit > 0 then decode(run) else decode_none(run) end
+  if run.streams and #run.results[1].ids == 0 then core.write "\n" end
+  if not run.streams and not options.quiet then show_results(run) end
+  return returned(run)
+end
+
+-- Scores -------------------------------------------------------------------------------------------------------------------
+
+-- The ids of a sequence to score, and how many of them are only read.
+local function scored(sequence, tokenizer, vocab)
+  local read, ids = 1, nil
+  if type(sequence) == "table" and (sequence.prompt ~= nil or sequence.text ~= nil) then
+    ids = encode("score", sequence.prompt, tokenizer)
+    read = #ids
+    local text = type(sequence.text) == "string" and tokenizer and tokenizer:encode(sequence.text) or encode("score", sequence.text, nil)
+    table.move(text, 1, #text, read + 1, ids)
+  else
+    ids = encode("score", sequence, tokenizer)
+  end
+  check_ids("score", ids, vocab)
+  return ids, read
+end
+
+---Log probabilities of texts by a model, without drawing: for evaluation. A sequence is a text, a list of token ids, or {prompt =, text =}, of
+---which the text alone counts. Gives for each {logprob = the sum, logprobs = each token's given those before it (of a text or list from the second on),
+---count, greedy = whether each was the likeliest, ids, top = with `top` the so many likeliest of each place}.
+---@param model Module
+---@param sequences (string|integer[]|{prompt: string|integer[], text: string|integer[]})[]
+---@param options {seq: Axis, tokenizer: Tokenizer, top: integer, rows: integer, increment: boolean}
+---@return {logprob: number, logprobs: number[], count: integer, greedy: boolean, ids: integer[], top: table[]?}[]
+function m.score(model, sequences, options)
+  m.check_options("score", options or {}, { "seq", "tokenizer", "top", "rows", "increment" })
+  options = options or {}
+  if not check_model("score", model, options) then return {} end
+  if type(sequences) ~= "table" then core.fail("m.score takes a list of texts or of lists of ids, got " .. m.shown(sequences)) end
+  local top, rows = options.top == nil and 0 or options.top, options.rows == nil and ROWS or options.rows
+  for name, value in pairs { top = top, rows = rows } do
+    if type(value) ~= "number" or not math.tointeger(value) or value < (name == "rows" and 1 or 0) or (name == "top" and value > 20) then
+      core.fail(("m.score's %s must be %s, got %s"):format(name, name == "top" and "an integer from 0 to 20" or "a positive integer", m.shown(value)))
+    end
+  end
+  if #sequences == 0 then return {} end
+  local d = Decoder.new(model, { seq = options.seq, slots = math.min(rows, #sequences), increment = options.increment })
+  local tokenizer = tokenizer_for(model, options, true)
+  d:prepare_score(top)
+  local lists, reads, results = {}, {}, {}
+  for i, sequence in ipairs(sequences) do lists[i], reads[i] = scored(sequence, tokenizer, d.vocab) end
+  for i, s in ipairs(d:score(lists, top)) do
+    local r = { ids = lists[i], logprob = 0, logprobs = {}, count = #lists[i] - reads[i], greedy = true, top = s.top and {} }
+    for j = reads[i], #s.logprobs do
+      r.logprobs[#r.logprobs + 1], r.logprob = s.logprobs[j], r.logprob + s.logprobs[j]
+      r.greedy = r.greedy and s.greedy[j]
+      if r.top then r.top[#r.top + 1] = s.top[j] end
+    end
+    results[i] = r
+  end
+  return results
 end

@@ -43,7 +43,7 @@ local MUST = {
 }
 
 local function equal(a, b)
-  if type(a) == "table" and type(b) == "table" then return core.to_json(a) == core.to_json(b) end
+  if type(a) == "table" and type(b) == "table" then return next(a) == nil and next(b) == nil or core.to_json(a) == core.to_json(b) end
   if type(a) == "number" and type(b) == "number" then return math.abs(a - b) <= 1e-12 * math.max(math.abs(a), math.abs(b)) end
   return a == b
 end
@@ -196,7 +196,7 @@ rules.window_pattern = {
   write = function(pattern, fields)
     local types = {}
     for i = 1, fields.num_hidden_layers do types[i] = i % pattern == 0 and "full_attention" or "sliding_attention" end
-    fields.layer_types, fields.sliding_window_pattern = setmetatable(types, { __list = true }), pattern
+    fields.layer_types, fields.sliding_window_pattern = core.list(types), pattern
   end,
 }
 
@@ -244,6 +244,54 @@ rules.optional_window_from = {
   end,
 }
 
+---The layers of Qwen3-Next as hybrid.lua's pattern: D or * with E or -, a word for each.
+rules.next_pattern = {
+  fields = { "layer_types", "full_attention_interval", "mlp_only_layers", "decoder_sparse_step", "num_experts" },
+  read = function(fields)
+    local words, dense, types = {}, {}, fields.layer_types
+    local every, sparse = fields.full_attention_interval or 4, fields.decoder_sparse_step or 1
+    for _, i in ipairs(type(fields.mlp_only_layers) == "table" and fields.mlp_only_layers or {}) do dense[i + 1] = true end
+    for i = 1, fields.num_hidden_layers or 48 do
+      local kind = type(types) == "table" and types[i] or i % every == 0 and "full_attention" or "linear_attention"
+      if kind ~= "full_attention" and kind ~= "linear_attention" then core.fail(("config.json: layer_types[%d] is %s"):format(i - 1, shown(kind))) end
+      local experts = not dense[i] and (fields.num_experts or 512) > 0 and i % sparse == 0
+      words[i] = (kind == "full_attention" and "*" or "D") .. (experts and "E" or "-")
+    end
+    return table.concat(words, " ")
+  end,
+  write = function(pattern, fields, settings)
+    local words, types, dense = {}, {}, {}
+    for word in pattern:gmatch "%S+" do words[#words + 1] = word end
+    for i = 1, settings.layers do
+      local mixer, feed = words[(i - 1) % #words + 1]:match "^([D*])([E-])$"
+      if not mixer then core.fail(("Qwen3-Next's layers are D or * with E or -, and layer %d is %q"):format(i, words[(i - 1) % #words + 1])) end
+      types[i] = mixer == "*" and "full_attention" or "linear_attention"
+      if feed == "-" then dense[#dense + 1] = i - 1 end
+    end
+    fields.layer_types, fields.mlp_only_layers, fields.decoder_sparse_step = setmetatable(types, { __list = true }), setmetatable(dense, { __list = true }), 1
+  end,
+}
+
+-- Infinity as transformers writes it.
+local function is_endless(x) return x == math.huge or type(x) == "table" and x.__float__ == "Infinity" end
+
+---Bounds of Mamba-2's time steps as one setting: dt_limit="0.001 0.1"; empty from 0 to infinity.
+rules.time_step_limit = {
+  fields = { "time_step_limit" },
+  read = function(fields)
+    local limit = fields.time_step_limit
+    if limit == nil or limit == core.null or limit[1] == 0 and is_endless(limit[2]) then return "" end
+    if type(limit) ~= "table" or type(limit[1]) ~= "number" or type(limit[2]) ~= "number" then
+      core.fail("config.json: time_step_limit must be two numbers, got " .. shown(limit))
+    end
+    return ("%g %g"):format(limit[1], limit[2])
+  end,
+  write = function(text, fields)
+    local low, high = text:match "^(%S+) (%S+)$"
+    if low then fields.time_step_limit = setmetatable({ tonumber(low), tonumber(high) }, { __list = true }) end
+  end,
+}
+
 ---A setting that must be this text for an architecture.
 ---@param value string
 ---@return table
@@ -275,6 +323,11 @@ local function for_architecture(hf, entry)
       elseif type(key) == "string" then
         mappings[key] = value
       end
+    end
+  end
+  for _, mapping in pairs(mappings) do -- a field that a setting reads may hold what it likes
+    for _, field in ipairs(type(mapping) == "table" and mapping or { mapping }) do
+      if type(field) == "string" then may[field] = nil end
     end
   end
   return { mappings = mappings, must = must, may = may, unused = unused, also = also }
@@ -420,7 +473,7 @@ function config.write(hf, values)
       for _, rule in ipairs(late) do rule[1].write(rule[2], fields, values) end
       for field, constant in pairs(own.must) do
         if type(constant) == "table" then constant = constant[1] end
-        fields[field] = type(constant) == "table" and setmetatable({}, { __list = true }) or constant
+        fields[field] = type(constant) == "table" and core.list {} or constant
       end
       for field, value in pairs(own.also and own.also(values) or {}) do fields[field] = value end
       return fields

@@ -9,9 +9,11 @@ local m = require "mlua"
 local tokenizer_files = require "mlua.tokenizer_files"
 local views = require "mlua.hf_views"
 
-local WIDTH = { f32 = 4, f64 = 8, bf16 = 2 }
-local NAMES = { f32 = "F32", f64 = "F64", bf16 = "BF16" }
+local WIDTH = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
+local NAMES = { f32 = "F32", f64 = "F64", bf16 = "BF16", f16 = "F16" }
+local TORCH = { f32 = "float32", f64 = "float64", bf16 = "bfloat16", f16 = "float16" }
 local MOST = 5 * 10 ^ 9 -- bytes of a file
+local AHEAD = 2 ^ 25 -- elements that are read at once
 
 -- The tensors to write, in the order of the model: {name, shape, parts = {{state, view}...}}.
 local function tensors_of(model, hf)
@@ -59,7 +61,7 @@ end
 local function header_of(tensors, dtype)
   local header, offset = { __metadata__ = { format = "pt" } }, 0
   for _, tensor in ipairs(tensors) do
-    local shape = setmetatable({ table.unpack(tensor.shape) }, { __list = true })
+    local shape = core.list { table.unpack(tensor.shape) }
     header[tensor.name] = { dtype = NAMES[dtype], shape = shape, data_offsets = { offset, offset + tensor.bytes } }
     offset = offset + tensor.bytes
   end
@@ -67,15 +69,60 @@ local function header_of(tensors, dtype)
   return text .. (" "):rep(-#text % 8)
 end
 
--- The values of a state on the host; the last few states are kept, for experts are written one by one.
-local function reader()
-  local kept, order = {}, {}
-  return function(p)
-    if not kept[p] then
-      kept[p], order[#order + 1] = p:get(), p
-      if #order > 4 then kept[table.remove(order, 1)] = nil end
+-- Reads what from.load left, {State, views}..., in the order in which tensors are written: some while those before are
+-- written. All at once where a state that is written is not among them.
+local function ahead(files, loads)
+  local by_name, queue, waits, all, at = {}, {}, {}, false, 1
+  for _, load in ipairs(loads) do by_name[load[1]:name()] = load end
+  for _, tensors in ipairs(files) do
+    for _, tensor in ipairs(tensors) do
+      for _, part in ipairs(tensor.parts) do
+        local name = part[1]:name()
+        all = all or not by_name[name]
+        if not waits[name] then queue[#queue + 1], waits[name] = by_name[name], true end
+      end
     end
-    return kept[p]
+  end
+  if all then
+    if #loads > 0 then core.load_views(loads, from.source().path) end
+    return function() end
+  end
+  return function(p)
+    if not waits[p:name()] then return end
+    local list, size = {}, 0
+    repeat
+      local state = queue[at][1]
+      list[#list + 1], waits[state:name()] = queue[at], nil
+      at, size = at + 1, size + state:elements()
+    until size >= AHEAD or at > #queue
+    core.load_views(list, from.source().path)
+  end
+end
+
+-- The values of a state on the host: the state itself where it is there. Of copies the last few are held, for experts
+-- are written one by one.
+local function reader(load)
+  local held, order = {}, {}
+  return function(p)
+    load(p)
+    if core.is_in_memory(p) then return p end
+    if not held[p] then
+      held[p], order[#order + 1] = p:get(), p
+      if #order > 4 then held[table.remove(order, 1)] = nil end
+    end
+    return held[p]
+  end
+end
+
+-- Memory for a tensor that is put together: while one is written the other is filled. What no part covers is zero.
+local function assembler()
+  local rooms, at = {}, 1
+  return function(dtype, count, parts)
+    local covered, room = 0, rooms[3 - at]
+    for _, part in ipairs(parts) do covered = covered + elements(part[2].count) end
+    at = 3 - at
+    if not room or room:dtype() ~= dtype or #room < count or covered < count then rooms[at] = core.host(dtype, count) end
+    return rooms[at]
   end
 end
 
@@ -100,24 +147,25 @@ local function as_it_is(view, tensor)
   return view.offset == 0 and #tensor.parts == 1 and step == elements(tensor.shape)
 end
 
-local function write_tensors(out, files, dtype, first, stem)
-  local read, total = reader(), 0
+local function write_tensors(out, files, dtype, first, stem, loads)
+  local read, room, total = reader(ahead(files, loads)), assembler(), 0
   local index = { metadata = {}, weight_map = {} }
   for i, tensors in ipairs(files) do
     local name = #files == 1 and stem .. ".safetensors" or ("model-%05d-of-%05d.safetensors"):format(i, #files)
     local writer = first and core.tensor_writer(out .. "/" .. name, header_of(tensors, dtype))
     for _, tensor in ipairs(tensors) do
-      local host
+      local values, count = nil, elements(tensor.shape)
       for _, part in ipairs(tensor.parts) do
-        local values = read(part[1]) -- all ranks together
-        if first and as_it_is(part[2], tensor) then
-          host = values
+        local state, view = table.unpack(part)
+        local source = read(state) -- all ranks together
+        if first and as_it_is(view, tensor) then
+          values = source
         elseif first then
-          host = host or core.host(values:dtype(), elements(tensor.shape))
-          core.paste_view(host, values, part[2])
+          values = values or room(state:dtype(), count, tensor.parts)
+          core.paste_view(values, source, view)
         end
       end
-      if first then writer:write(host, dtype) end
+      if first then writer:write(values, dtype, count) end
       index.weight_map[tensor.name], total = name, total + tensor.bytes
     end
     if first then writer:close() end
@@ -145,7 +193,7 @@ local function write_config(out, s, dtype)
   for _, key in ipairs(KEPT) do
     if fields[key] == nil and s and s.config then fields[key] = s.config[key] end
   end
-  fields.torch_dtype = dtype == "f32" and "float32" or dtype == "bf16" and "bfloat16" or "float64"
+  fields.torch_dtype = TORCH[dtype]
   write_text(out .. "/config.json", core.to_json(fields, 2) .. "\n")
   local generation = { _from_model_config = true, bos_token_id = fields.bos_token_id, eos_token_id = fields.eos_token_id, pad_token_id = fields.pad_token_id }
   for _, key in ipairs { "bos_token_id", "eos_token_id", "pad_token_id" } do
@@ -165,12 +213,14 @@ end
 return function(model)
   local options = core.options()
   local out, dtype, first = options.export_to, options.file_dtype or "f32", options.rank == 0
-  if not WIDTH[dtype] then core.fail(("--dtype %s: tensors are written in f32, bf16 or f64"):format(dtype)) end
+  if not WIDTH[dtype] then core.fail(("--dtype %s: tensors are written in f32, bf16, f16 or f64"):format(dtype)) end
   if options.hf and not model.hf then
     core.fail("the model has no table hf, which says how its parameters are called", { help = "Model.hf = { ... }; see models/llama.lua" })
   end
   if first then core.make_folder(out) end
-  from.load(model)
+  local adapts = options.adapter_alone or options.ranks > 1
+  for _, p in ipairs(m.parameters(model)) do adapts = adapts or m.attributes(p).adapts end
+  local loads = from.load(model, not adapts) -- these while others are written, where the tensors are the states
   local list, adapter
   if options.adapter_alone then list, adapter = require "mlua.peft".export(model, base_of(from.source())) end
   for _, p in ipairs(options.hf and not adapter and m.parameters(model) or {}) do
@@ -180,7 +230,7 @@ return function(model)
     end
   end
   local files = cut(list or tensors_of(model, options.hf), WIDTH[dtype])
-  write_tensors(out, files, dtype, first, adapter and "adapter_model" or "model")
+  write_tensors(out, files, dtype, first, adapter and "adapter_model" or "model", loads or {})
   if not first then return end
   if adapter then write_text(out .. "/adapter_config.json", core.to_json(adapter, 2) .. "\n") elseif options.hf then write_config(out, from.source(), dtype) end
   local count = 0

@@ -4,7 +4,7 @@
 -- exports write, all are read:
 --   ["blocks.*.wq"] = { "model.layers.*.self_attn.q_proj.weight", "(heads head_dim) embed" }
 -- In names, `*` is a number of the parameter's path less one (lists begin with 1 here, with 0 there), and {experts}
--- spreads an axis over as many tensors. In dimensions, (a b) merges axes, (a | b) joins them end to end, and the part
+-- spreads an axis over as many tensors. In dimensions, 1 is one of size 1, (a b) merges axes, (a | b) joins them end to end, and the part
 -- in [ ] is the parameter's: "embed ([heads head_dim] | heads head_dim | heads head_dim)" is q in a joined qkv.
 local core = require "mlua.core"
 
@@ -78,8 +78,8 @@ function views.place(spec, size_of)
     for i = #sequence, 1, -1 do
       local item = sequence[i]
       if type(item) == "string" then
-        if chosen then stride[item] = unit * length end
-        length = length * size_of(item)
+        if chosen and item ~= "1" then stride[item] = unit * length end
+        length = item == "1" and length or length * size_of(item)
       else
         local whole = 0
         for k, part in ipairs(item) do

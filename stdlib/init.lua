@@ -7,7 +7,7 @@ local m = {}
 package.loaded["mlua"] = m
 
 for _, piece in ipairs {
-  "tensor", "hf_config", "hf_views", "from", "task", "config", "module", "random", "packing", "nn", "loss", "moe", "optim", "checkpoint", "schedule", "scan", "compile", "layout", "log", "progress", "train", "generate", "sequences", "conv", "lora", "tokenizer",
+  "tensor", "hf_config", "hf_views", "from", "task", "config", "module", "random", "packing", "nn", "loss", "moe", "optim", "checkpoint", "schedule", "scan", "compile", "layout", "log", "progress", "train", "generate", "sequences", "conv", "recurrent", "lora", "tokenizer",
 } do
   require("mlua." .. piece)
 end

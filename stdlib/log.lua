@@ -36,7 +36,7 @@ function m.training_log(o, flops, program)
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
   local function parts(step, loss, norm, lr, seconds, further)
     local list = {
-      { 1, ("step %d/%d"):format(step, o.steps) }, { 2, "loss " .. decimal("%.4f", loss) }, { 6, "norm " .. decimal("%.3f", norm) },
+      { 1, ("step %d/%d"):format(step, o.steps) }, { 2, "loss " .. decimal("%.4f", loss) }, { 6, norm and "norm " .. decimal("%.3f", norm) or "skipped" },
       { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " " .. unit .. "/s" },
       { 5, ("%.2f TFLOP/s"):format(flops / seconds / 1e12) },
       { peak > 0 and 5 or 9, peak > 0 and ("MFU %.1f%%"):format(100 * flops / seconds / peak) },

@@ -17,7 +17,7 @@ local function names_of(list)
 end
 
 local function cross_entropy(logits, targets, axis, named, options)
-  local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
+  local x = core.widen(logits)
   local n = x:size(axis)
   local log, shift = m.logsumexp_parts(x, axis)
   local lse = log + shift

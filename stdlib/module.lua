@@ -23,16 +23,23 @@ end
 
 local function instance_of(value) return type(value) == "table" and records[value] or nil end
 
+-- Training adds small updates to f32 weights. Where nothing trains, matrices are stored in the dtype that products read.
+local function stored_dtype(spec, decay)
+  local task = core.options().task
+  return (task == "generate" or task == "serve") and decay and not spec.f32 and core.compute_dtype() or "f32"
+end
+
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
 ---decay (default: parameters of fewer than two axes are exempt). `frozen=true` creates one that m.train
----leaves as it is, such as the weights that an adapter is added to. `name` names a parameter that no
+---leaves as it is, such as the weights that an adapter is added to. `mlua generate` stores a parameter with weight decay in the
+---compute dtype, unless `f32=true` says that forward reads it in f32 (p:read()). `name` names a parameter that no
 ---module holds.
----@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
+---@param spec {init: any, decay: boolean, frozen: boolean, f32: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
-  m.check_options("param", spec, { "init", "decay", "frozen", "name" }, "A.embed, A.ffn")
+  m.check_options("param", spec, { "init", "decay", "frozen", "f32", "name" }, "A.embed, A.ffn")
   local axes = {}
   for i, axis in ipairs(spec) do axes[i] = axis end
   local init = spec.init
@@ -45,9 +52,9 @@ function m.param(spec)
       help = "0.02 is a standard deviation; m.init.normal(std) and m.init.uniform(bound) are functions",
     })
   end
-  local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
+  local p = core.state { axes = axes, dtype = stored_dtype(spec, decay), kind = "parameter", name = spec.name }
   attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
   created_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
@@ -509,7 +516,8 @@ function m.name_created(list)
 end
 
 ---The gradients of a scalar with respect to tensors or states; zeros where it does not depend on them. Where
----`xs` are parameters, it is an error if it depends on none of them.
+---`xs` are parameters, it is an error if it depends on none of them. An input of m.scan that is computed elementwise is computed
+---again in the scan's steps, past the tensor that the script has: take gradients by what it is computed of.
 ---@param loss Tensor
 ---@param xs (Tensor|State)[]
 ---@return Tensor[]

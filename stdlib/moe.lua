@@ -75,7 +75,7 @@ local MoE = m.module("MoE", function(self, spec)
   o.groups, o.top_groups = spec.groups or 1, spec.top_groups or 1
   o.aux_over, o.balance, o.capacity = spec.aux_over or "sequence", spec.bias_balance or 0, spec.capacity
   self.options = o
-  self.router = m.param { embed, experts, init = init }
+  self.router = m.param { embed, experts, init = init, f32 = true }
   self.gate = o.expert == "swiglu" and m.param { experts, embed, ffn, init = init } -- false where it has none
   self.up = m.param { experts, embed, ffn, init = init }
   self.down = m.param { experts, ffn, embed, init = spec.down_init or init }

@@ -34,7 +34,7 @@ function RMSNorm:forward(x)
   m.check_tensor("m.rms_norm's module", x)
   core.check_axes("rms_norm", x, names(self.axes))
   local dtype = x:dtype()
-  local wide = dtype == "bf16" and x:cast("f32") or x
+  local wide = core.widen(x)
   local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
   if self.gain then y = y * (self.added and self.gain:read() + self.added or self.gain:read()) end
   return y:cast(dtype)
@@ -58,7 +58,7 @@ function LayerNorm:forward(x)
   m.check_tensor("m.layer_norm's module", x)
   core.check_axes("layer_norm", x, names(self.axes))
   local dtype = x:dtype()
-  local wide = dtype == "bf16" and x:cast("f32") or x
+  local wide = core.widen(x)
   local centred = wide - wide:mean(names(self.axes))
   -- What the mean lost to rounding all elements have too much: a row of large equal ones would become up to 1 instead of 0.
   -- (Not so of bf16, in which rows like that mean nothing.) In exact arithmetic it is 0, whatever x.

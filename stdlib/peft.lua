@@ -231,7 +231,7 @@ local function targets(adapted, others)
   end
   for name in pairs(set) do list[#list + 1] = name end
   table.sort(list)
-  return setmetatable(list, { __list = true })
+  return core.list(list)
 end
 
 ---The tensors of a model's adapters, {name, shape, parts = {{state, view}}}, and its adapter_config.json.

@@ -296,7 +296,7 @@ function Keeper:save(result)
   local record = {}
   for key, value in pairs(self.now) do record[key] = value end
   record.step, record.samples, record.tokens, record.skip = kept.step, kept.samples, kept.tokens, self.o.skip
-  record.training, record.done, record.trainings = self.training, self.done, setmetatable(kept.trainings, { __list = true })
+  record.training, record.done, record.trainings = self.training, self.done, core.list(kept.trainings)
   record.result = plain_result(result)
   self:lose("save", saves.begin, kept, record)
 end

@@ -23,7 +23,7 @@ local function listed(folder)
   if core.options().rank == 0 then
     local list = {}
     for i, c in ipairs(core.checkpoint_list(folder)) do list[i] = { path = c.path, whole = c.whole, problem = c.problem } end
-    text = core.to_json { list = setmetatable(list, { __list = true }) }
+    text = core.to_json { list = core.list(list) }
   end
   return core.json(core.share(text), "the list of checkpoints").list
 end

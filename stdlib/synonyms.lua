@@ -28,7 +28,7 @@ local ROWS = {
   { "contiguous clone copy deepcopy is_contiguous stride", [[tensors are values, and memory is planned: nothing needs a copy or an order]] },
   -- Products.
   { "einsum matmul mm bmm mv tensordot inner addmm baddbmm vdot dot_general contract", [[`x:dot(w, "embed")` sums products over the named axes; all other axes stay, those of a batch too]] },
-  { "outer ger", [[`m.iota(A.seq, "f32"):broadcast{A.seq, A.ffn} * b` multiplies each with each]] },
+  { "ger", [[`m.outer(m.iota(A.seq, "f32"), b)` multiplies each with each]] },
   { "svd qr cholesky eig eigh inv inverse pinv det slogdet solve lstsq matrix_rank fft ifft rfft", [[mlua has products, sums and elementwise ops, no other linear algebra and no Fourier transforms]] },
   -- Layers.
   { "Linear Dense", [[a layer is a parameter and a product: `m.param{A.embed, A.ffn}`, `m.bias{A.ffn}`, then `x:dot(w, "embed") + b`]] },
@@ -128,7 +128,7 @@ local ROWS = {
   -- Values, dtypes, devices.
   { "item tolist numpy get block_until_ready", [[a tensor has no value while the script runs; a program has: `m.compile(function(i) return i.x:sum() end, {x = {A.seq}}){x = 1}`]] },
   { "data copy_ set_ fill_ zero_", [[a parameter's :get() copies its values, :set(values) replaces them, :assign(value) inside of a program]] },
-  { "type astype type_as float half bfloat16 double int long short bool byte float32 float16 float64 int32 int64 int8 uint8 f32 f64 bf16 i32 i64", [[a dtype is a text: `x:cast("bf16")`; `m.zeros({A.seq}, "i32")`; there are bool, i32, i64, bf16, f32 and f64]] },
+  { "type astype type_as float half bfloat16 double int long short bool byte float32 float16 float64 int32 int64 int8 uint8 f32 f64 bf16 i32 i64", [[a dtype is a text: `x:cast("bf16")`; `m.zeros({A.seq}, "i32")`; there are bool, i32, i64, bf16, f16, f32 and f64]] },
   { "to", [[`x:cast("bf16")` converts; the device of all tensors is chosen on the command line: --device cuda]] },
   { "cuda cpu device device_put is_cuda pin_memory is_available get_device", [[all tensors are on one device, chosen on the command line: --device cuda]] },
   -- Compilation and ranks.

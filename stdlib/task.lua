@@ -3,7 +3,7 @@
 local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
-local tokenizer_files = require "mlua.tokenizer_files"
+local text_files = require "mlua.text_files"
 
 local task = {}
 
@@ -17,6 +17,26 @@ function task.ids()
   return ids
 end
 
+-- The bytes of the longest line of a file: at least as many as the tokens of a prompt.
+local function longest_line(path)
+  local most = 0
+  for line in (text_files.read(path) or ""):gmatch "[^\n]+" do most = math.max(most, #line) end
+  return most
+end
+
+-- How many positions prompt and answer may need, at most.
+local function positions_needed(options)
+  local ids, needed = task.ids(), nil
+  if options.prompts then
+    needed = longest_line(options.prompts)
+  elseif options.chat and not options.prompt then
+    return 4096
+  else
+    needed = ids and #ids or #(options.prompt or "\n")
+  end
+  return needed + options.tokens + (options.chat and 512 + #(options.system or "") or 0)
+end
+
 ---Where text is generated, the window is as long as the text will be and not as the model's longest: m.config calls this.
 ---@param values table<string, any>
 ---@param overrides table[]
@@ -28,30 +48,9 @@ function task.fit_window(values, overrides)
   end
   local s = from.source()
   if s and s.kind ~= "hf" then return end -- of a run: its positions may be parameters
-  local ids = task.ids()
   local most = math.type(values.positions) == "integer" and values.positions > 0 and values.positions or math.huge
-  local needed = (ids and #ids or #(options.prompt or "\n")) + options.tokens
-  values.seq = math.max(1, math.min((needed + 15) // 16 * 16, most))
+  values.seq = math.max(1, math.min((positions_needed(options) + 15) // 16 * 16, most))
   if math.type(values.batch) == "integer" then values.batch = 1 end
-end
-
-local function generate(model, seq)
-  local options = core.options()
-  local prompt, tokenizer = task.ids(), nil
-  if not prompt then
-    local file = tokenizer_files.of_weights()
-    tokenizer = file and m.tokenizer(file)
-    prompt = options.prompt or "\n"
-  end
-  local first = options.rank == 0
-  local streams = first and not options.json and type(prompt) == "string"
-  local ids = m.generate(model, {
-    prompt = prompt, tokens = options.tokens, temperature = options.temperature, seq = seq, tokenizer = tokenizer, quiet = not streams,
-    top_k = options.top_k > 0 and options.top_k or nil, top_p = options.top_p > 0 and options.top_p or nil,
-  })
-  if not first or streams then return end
-  local list = "[" .. table.concat(ids, ", ") .. "]\n"
-  if options.json then core.write_json(list) else core.write(list) end
 end
 
 ---Do what the command line asks for with this model, and end the script; nothing where it asks for neither.
@@ -60,8 +59,14 @@ end
 function task.take(model, seq)
   local what = core.options().task
   if not what then return end
-  if not seq and what == "generate" then core.fail("mlua generate needs the axis of positions: m.export(model, { seq = A.seq })") end
-  if what == "generate" then generate(model, seq) else require "mlua.hf_export"(model) end -- both load the weights
+  if not seq and what ~= "export" then core.fail(("mlua %s needs the axis of positions: m.export(model, { seq = A.seq })"):format(what)) end
+  if what == "generate" then -- all of them load the weights
+    require "mlua.generate_task"(model, seq, task.ids())
+  elseif what == "serve" then
+    require "mlua.serve"(model, seq)
+  else
+    require "mlua.hf_export"(model)
+  end
   core.end_script()
 end
 

@@ -46,7 +46,13 @@ local function count(x, axes)
   return n
 end
 
-local function wide(x) return x:dtype() == "bf16" and x:cast("f32") or x end
+local NARROW = { bf16 = true, f16 = true }
+
+---At least f32: what sums and powers are computed in.
+---@param x Tensor
+---@return Tensor
+function core.widen(x) return NARROW[x:dtype()] and x:cast("f32") or x end
+local wide = core.widen
 
 -- The operand of `what`, a tensor, at least f32, and its dtype.
 local function widened(what, x)
@@ -94,7 +100,7 @@ end
 ---@return Tensor
 function m.argmin(x, axis)
   core.check_axes("argmin", x, axis)
-  local float = x:dtype() == "bf16" or x:dtype() == "f32" or x:dtype() == "f64"
+  local float = NARROW[x:dtype()] or x:dtype() == "f32" or x:dtype() == "f64"
   return (float and -x or -1 - x):argmax(axis) -- the smallest integer has no negative
 end
 

@@ -40,6 +40,17 @@ function Tokenizer:encode(text, options)
   return self.core:encode(check_text("what a tokenizer encodes", text), options.special, options.plain)
 end
 
+---How many ids encode gives for a text, without the table of them.
+---@param text string
+---@param options? {special: boolean, plain: boolean}
+---@return integer
+function Tokenizer:count(text, options)
+  check_self(self, "count")
+  m.check_options("count", options, { "special", "plain" })
+  options = options or {}
+  return self.core:count(check_text("what a tokenizer encodes", text), options.special, options.plain)
+end
+
 ---The text of ids, of which `skip_special` leaves special tokens out.
 ---@param ids integer[]
 ---@param options? {skip_special: boolean}

@@ -1,4 +1,5 @@
 -- Files of tokenizers: where that of --from's weights is, and its copies in runs and exports.
+local core = require "mlua.core"
 local from = require "mlua.from"
 local text_files = require "mlua.text_files"
 
@@ -26,6 +27,27 @@ function files.of_weights()
   local settings = from.run_settings()
   local name = settings and settings.tokenizer
   return type(name) == "string" and s.path .. "/../../" .. name or nil
+end
+
+---The ids that end an answer by the weights that --from names: eos_token_id of generation_config.json or config.json, and the tokenizer's own.
+---@param tokenizer? Tokenizer
+---@return integer[]
+function files.stops_of_weights(tokenizer)
+  local s, set, ids = from.source(), {}, {}
+  local function add(value)
+    if math.type(value) == "integer" and value >= 0 and not set[value] then
+      set[value] = true
+      ids[#ids + 1] = value
+    end
+  end
+  for _, name in ipairs(s and s.kind == "hf" and { "generation_config.json", "config.json" } or {}) do
+    local text = text_files.read(s.path .. "/" .. name)
+    local config = text and core.json(text:gsub("([%[:,]%s*)Infinity", "%10"))
+    local eos = type(config) == "table" and config.eos_token_id
+    for _, id in ipairs(type(eos) == "table" and eos or { eos or nil }) do add(id) end
+  end
+  add(tokenizer and tokenizer.eos)
+  return ids
 end
 
 ---Copy a tokenizer, a file or a folder that m.tokenizer takes, and what stands beside it, into a folder that is there. Tokenizers of

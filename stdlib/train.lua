@@ -3,6 +3,7 @@ local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
 local evaluation_of = require "mlua.evaluation"
+local loss_scale = require "mlua.loss_scale"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
 local open_own = require("mlua.train_inputs").open
@@ -32,6 +33,7 @@ local tokenizer_files = require "mlua.tokenizer_files"
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off
+---@field loss_scale? number with --dtype f16, the scale of the mean loss at first; default 65536
 ---@field eval_every? integer steps between evaluations; 0: none
 ---@field eval_batches? integer of an evaluation; default 8
 ---@field eval_share? number of the data, its end, that evaluations use and training does not; default 0.1
@@ -139,7 +141,8 @@ function m.train(options)
     result.loss, result.steps = out.loss, step
     if out.uneven == 1 and not warned then step_of.warn_uneven(o.accum) end
     warned, out.uneven = warned or out.uneven == 1, nil
-    if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
+    local skipped = loss_scale.skipped(out)
+    if not skipped and (out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge) then
       local back = keeper:back(step)
       if not back then
         log.close()
@@ -151,7 +154,8 @@ function m.train(options)
     o.progress.advance(o.batch.size, 1)
     local further = step_of.results(o, out)
     set(result, further)
-    local fields = log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr, further)
+    if out.loss_scale then further[#further + 1] = { "loss_scale", out.loss_scale } end
+    local fields = log.step(step, out.loss, not skipped and out.grad_norm, rate * o.optimizer.lr, further)
     keeper:step(step, fields, out, o.on_step and o.on_step(step, out))
     if evaluation and (step % o.eval_every == 0 or step == o.steps) then
       result.eval_loss, further = keeper:lose("eval", evaluation.loss, step)

@@ -6,7 +6,7 @@ local extras = {}
 
 local EXAMPLE = "return sum, count, { accuracy = m.accuracy(logits, targets) }"
 local TAKEN = {} -- what lines of metrics have already
-for name in ("step steps loss grad_norm aux_loss uneven lr tokens tokens_per_s tflops_per_gpu mfu memory_gib step_ms bubble bubble_predicted "
+for name in ("step steps loss grad_norm loss_scale skipped aux_loss uneven lr tokens tokens_per_s tflops_per_gpu mfu memory_gib step_ms bubble bubble_predicted "
   .. "bubble_planned device_ms busy samples data_ms save_ms event"):gmatch "%S+" do
   TAKEN[name] = true
 end

@@ -9,7 +9,7 @@ local options = {}
 
 local OPTIONS = {
   "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "pack", "accum", "clip",
-  "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
+  "loss_scale", "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
 }
 
 function options.default_loss(o)
@@ -48,6 +48,7 @@ local KINDS = {
   optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end, "m.adamw{lr = 3e-4}" },
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
+  loss_scale = { "a power of two, 1 or more", function(x) return type(x) == "number" and x >= 1 and x < math.huge and math.log(x, 2) % 1 == 0 end },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
   data = { "a file's name, or what m.corpus gives", is_data }, eval_data = { "a file's name, or what m.corpus gives", is_data },
   tokenizer = { "the file of a tokenizer", function(x) return type(x) == "string" end },

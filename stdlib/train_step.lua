@@ -3,6 +3,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local extras = require "mlua.train_extras"
+local loss_scale = require "mlua.loss_scale"
 local options = require "mlua.train_options"
 local packing = require "mlua.packing"
 local own = require "mlua.train_inputs"
@@ -19,21 +20,26 @@ local function square_sum(gradients)
   return total
 end
 
--- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
+-- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there, or in f16 scales the loss less).
 local function apply(o, parameters, gradients, total, count, feeds)
+  local scaling = loss_scale.of(o)
+  if scaling then gradients = scaling.gradients(gradients) end
   local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
   local scale = 1 / count
   if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
   local ok = core.is_finite(norm)
   local scaled = {}
   for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
-  local inputs = { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") }
+  local function updates(step) return scaling and scaling.steps(step:cast("f32")) or step:cast("f32") end
+  local inputs = { rate = core.where(ok, feeds.rate, 0), step = updates(feeds.step) }
   function inputs.step_of(p) -- feeds.step counts the model's steps in all trainings
     local offset = o.progress and o.progress.offset(p) or 0
-    return offset == 0 and inputs.step or (feeds.step - offset):cast("f32")
+    return offset == 0 and inputs.step or updates(feeds.step - offset)
   end
   m.scope("optimizer", o.optimizer.update, parameters, scaled, inputs)
-  return { loss = total / count, grad_norm = norm }
+  local out = { loss = total / count, grad_norm = norm }
+  if scaling then scaling.guard(ok, out) end
+  return out
 end
 
 local function token_inputs(o, more)
@@ -115,7 +121,8 @@ local function differentiate(o, loss, parameters)
     core.fail("the model has no parameters to train", { help = "training changes what m.param makes, in fields of the model and its modules" })
   end
   local trained, gradients, missed = {}, {}, {}
-  for i, g in ipairs(m.grad(loss, parameters)) do
+  local scaling = loss_scale.of(o)
+  for i, g in ipairs(m.grad(scaling and scaling.loss(loss) or loss, parameters)) do
     if core.is_zero(g) then
       missed[#missed + 1] = parameters[i]:name()
     else

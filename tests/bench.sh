@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...], tests/bench.sh load
+# Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...], tests/bench.sh load, tests/bench.sh export
 # Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
 # compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS;
 # on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
@@ -8,6 +8,8 @@
 # from the command, PyTorch's without a cache. A row for the README's table follows each case.
 # load: a checkpoint and a Hugging Face folder of models/gpt.lua (PRESET, DEVICE) are written, each is read by dd and loaded,
 # from page cache and cold. Seconds; read_n_s is of as many dd as cores. FOLDER has room for them; it is emptied afterwards.
+# export: the checkpoint's weights as a Hugging Face folder (DTYPE, f32), synced, beside dd conv=fsync of as many bytes, EXPORTS times each
+# in turn; then the folder is loaded.
 set -u
 cd "$(dirname "$0")/.."
 mlua=${MLUA:-build/mlua} python=${PYTHON:-python3} peers=${PEERS:-}
@@ -152,20 +154,38 @@ load_row() {
         rm -rf "$folder/checkpoints/step-00000002"
     done
 }
-load_cases() {
-    local device=${DEVICE:-cpu} model
+# make_run: a checkpoint in $folder/run of the command in `model`
+make_run() {
     folder=$(mktemp -d "${FOLDER:-/tmp}/mlua-load.XXXXXX")
     trap 'rm -rf "$cache" "$folder"' EXIT
-    model=(models/gpt.lua --device "$device" "preset=${PRESET:-gpt2-124m}" batch=1 seq=32 positions=1024 save_every=1000)
-    "$mlua" run "${model[@]}" steps=1 --out "$folder/run" --quiet &&
-        load_row checkpoint "$folder/run" "$mlua" run "${model[@]}" steps=2 --out "$folder/run" --resume --quiet || return 1
-    start=$(now)
-    MLUA_DEBUG=1 "$mlua" export "$folder/run" "$folder/hf" --hf --device "$device" 2>"$cache/err" >/dev/null && sync || return 1
-    printf '{"case":"export","load_and_write_s":%.3f,"load_s":%s,"dd_fsync_s":%.3f}\n' "$(compute %.3f "$(now) - $start")" \
-        "$(grep -a '^loaded ' "$cache/err" | sed -E 's/.* in ([0-9.]+) s.*/\1/')" \
-        "$(seconds dd if="$(files_of "$folder/hf" | head -n 1)" of="$folder/copy" bs=16M conv=fsync 2>/dev/null)"
-    rm -f "$folder/copy"
-    load_row from "$folder/hf" "$mlua" run "${model[@]}" --from "$folder/hf" steps=1
+    model=(models/gpt.lua --device "${DEVICE:-cpu}" "preset=${PRESET:-gpt2-124m}" batch=1 seq=32 positions=1024 save_every=1000)
+    "$mlua" run "${model[@]}" steps=1 --out "$folder/run" --quiet
+}
+# by as many dd as there are files, one after another
+copy_synced() { local f n=0; for f in $(files_of "$1"); do dd if="$f" of="$folder/copy$((n++))" bs=16M conv=fsync 2>/dev/null; done; }
+synced() { "$@" && sync; }
+export_case() {
+    local i dd line written gib
+    for ((i = 0; i < ${EXPORTS:-1}; i++)); do
+        rm -rf "$folder/hf" "$folder"/copy*
+        sync
+        written=$(seconds synced env MLUA_DEBUG=1 "$mlua" export "$folder/run" "$folder/hf" --hf --dtype "${DTYPE:-f32}" 2>"$cache/err")
+        [ -d "$folder/hf" ] || return 1
+        gib=$(files_of "$folder/hf" | xargs stat -c %s | awk '{ s += $1 } END { printf "%.2f", s / 2 ^ 30 }')
+        dd=$(seconds copy_synced "$folder/hf")
+        line=$(grep -a '^loaded ' "$cache/err")
+        printf '{"case":"export","gib":%s,"seconds":%s,"dd_fsync_s":%s,"of_dd":%.2f,"detail":"%s"}\n' "$gib" "$written" "$dd" \
+            "$(compute %.3f "$dd / $written")" "$line"
+    done
+    rm -f "$folder"/copy*
+}
+load_cases() {
+    make_run && load_row checkpoint "$folder/run" "$mlua" run "${model[@]}" steps=2 --out "$folder/run" --resume --quiet || return 1
+    export_cases
+}
+export_cases() {
+    [ -n "${folder:-}" ] || make_run || return 1
+    export_case && load_row from "$folder/hf" "$mlua" run "${model[@]}" --from "$folder/hf" steps=1
 }
 
 mode=${1:-cpu} failed=0
@@ -205,8 +225,8 @@ print(('{"case":"samples-%s","per_s_and_core":%.0f}'):format(how, 39 * A.batch.s
 LUA
         for how in fill corpus set list draw; do "$mlua" run --device cpu --quiet "$cache/samples.lua" how=$how; done
     fi
-elif [ "$mode" = load ]; then
-    load_cases || failed=1
+elif [ "$mode" = load ] || [ "$mode" = export ]; then
+    "${mode}_cases" || failed=1
 else
     data=${DATA:-$cache/tokens.bin}
     [ -n "${DATA:-}" ] || draw_tokens "$data"

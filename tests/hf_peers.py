@@ -177,7 +177,8 @@ def peaked(model, family):
             x = torch.randn(p.shape, generator=g)
             if p.ndim == 1:
                 norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
-                x = 0.2 * x + (0 if not norm or gemma else 1)
+                centred = gemma or family == "qwen3_next" and "linear_attn.norm" not in name
+                x = 0.2 * x + (0 if not norm or centred else 1)
             elif any(k in name for k in ("embed", "wte", "wpe")):
                 x = x * (32 ** -0.5 if gemma else 0.25 if model.config.tie_word_embeddings else 0.7)
             else:

@@ -17,6 +17,7 @@ allowed() { # room -> the folders that it may include
     case $1 in
     runtime/base) echo 'runtime/base' ;;
     runtime/graph) echo 'runtime/(base|graph)' ;;
+    runtime/increment) echo 'runtime/(base|graph|increment)' ;;
     runtime/passes) echo 'runtime/(base|graph|passes)' ;;
     runtime/shard) echo 'runtime/(base|graph|passes|shard)' ;;
     codegen) echo '(runtime/(base|graph)|codegen)' ;;
@@ -98,18 +99,20 @@ wrong=$(awk 'NR == FNR { for (known[f = $0]; sub(/^[^\/]*\//, "", f); ) known[f]
 # one thing, which is said here: "files: reason".
 one_thing='
 runtime/graph/{graph,infer,reference,ragged,conv}: infer.h, ragged.h and conv.h are internal headers of graph.h and reference.h
-runtime/graph/{graph,types,axes,build,moves,extract,attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_chunks}: constructors and types of ops are defined in terms of one another
+runtime/graph/{graph,types,axes,build,moves,extract,attention,cached_attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_sink,recurrence_segments,recurrence_match,recurrence_affine,linear_scan,linear_scan_chunks,linear_scan_triangular}: constructors and types of ops are defined in terms of one another
+runtime/graph/{autodiff,linear_scan_decompose}: the gradient of a linear scan is that of its definition
 runtime/graph/{reference,reference_recurrence}: the step of a recurrence is interpreted as a program is
 runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification is one fixed point over the rules of three files
 runtime/graph/{recurrence,recurrence_internal}: a header and its internal header
 runtime/shard/{shard,shard_internal}: a header and its internal header
-runtime/shard/{shard,shard_move,shard_local,shard_rules,shard_conv,shard_recurrence,shard_rules_attention,shard_local_attention,shard_context,shard_moe_dispatch}: the rules of ops call back for their operands
+runtime/shard/{shard,shard_move,shard_local,shard_rules,shard_conv,shard_recurrence,shard_linear_scan,shard_rules_attention,shard_local_attention,shard_cached_attention,shard_context,shard_moe_dispatch}: the rules of ops call back for their operands
 runtime/data/{store,index}: index.c reads what lies beside the file of a store, whose fields it sets
 runtime/plan/{plan,plan_internal}: a header and its internal header
 runtime/exec/{session,program}: a header and its internal header
 runtime/exec/{session,program,overflow_retry,pipeline_run,pipeline_retry}: a session settles its programs, whose runs may be repeated
+runtime/device/cuda/{cuda_exec,cuda_loop,cuda_enqueue,cuda_profile,cuda_run_checked,cuda_attention_autotune}: the step of a loop is loaded and run as a program is
 codegen/kernels/{attention_bind,attention_score}: a score function is bound as parameters of the kernel that it is a part of
-vm/{bindings,check,language}/*: one Lua state: bindings raise errors, which print the tensors, programs and lines of bindings
+vm/{bindings/*,check/*,language/*,show/*,serve/binding}: one Lua state: bindings raise errors, which print the tensors, programs and lines of bindings
 vm/repl/{repl_help,repl_commands,repl_show}: help is both a command and a value that is printed
 '
 # Whether all these files are of one row.

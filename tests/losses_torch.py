@@ -7,17 +7,19 @@ file defines it, bfloat16 is autocast over float32 weights. Where data= names no
 Prints the losses and gradient norms of both and the largest relative differences; exits 1 where one is above its
 bound. Autocast leaves PyTorch's residual stream in float32; mlua's is in bfloat16. --residual bf16 has PyTorch round
 as mlua does, to compare like with like. --again repeats PyTorch's steps, with the other of the two (stream) or with
-the rows of each batch in reverse (rows: the same but for the order of sums), which says how far rounding alone takes
-PyTorch from itself. That is much where a norm leaps, and from there on; --early-norm-bound holds the first ten norms.
+the rows of each batch in reverse and in drawn orders (rows, ORDERS times: the same but for the order of sums), which
+says how far rounding alone takes PyTorch from itself: the largest difference of any two runs so far. That is much where
+a norm leaps, and from there on, and differs from run to run; --early-norm-bound holds the first ten norms.
 usage: python3 tests/losses_torch.py gpt|llama|moe [key=value ...] [--device cuda] [--dtype f32]
            [--residual bf16] [--again stream|rows] [--bound 0.01] [--norm-bound 0.05]
-           [--early-norm-bound 0.005] [--median-norm-bound 0.005]
+           [--early-norm-bound 0.005] [--median-norm-bound 0.005] [--norm-of-own 2] [--orders 5]
        MLUA names the binary. Such as: tests/losses_torch.py moe preset=moe-8x --device cuda
 """
 import argparse
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -211,7 +213,12 @@ def clip(parameters, most):
     return norm
 
 
-def run_torch(c, told, windows, device, dtype, residual, reverse=False):
+def in_order(rows, order):
+    """The rows of a batch: 0 as they are, 1 in reverse, others drawn."""
+    return random.Random(order).sample(rows, len(rows)) if order > 1 else rows[:: -1 if order else 1]
+
+
+def run_torch(c, told, windows, device, dtype, residual, order=0):
     """[(loss, gradient norm)], and the most memory in GiB"""
     p = {name: initial(t, device).requires_grad_() for name, t in told.items()}
     groups = [([w for n, w in p.items() if decays(n) == wanted], c["decay"] * wanted) for wanted in (True, False)]
@@ -221,7 +228,7 @@ def run_torch(c, told, windows, device, dtype, residual, reverse=False):
     for step in sorted(windows):
         for group in optimizer.param_groups:  # the first steps alone: the schedule after them is left out
             group["lr"] = c["lr"] * min(1, step / c["warmup"])
-        batch = torch.tensor(windows[step][:: -1 if reverse else 1], device=device)
+        batch = torch.tensor(in_order(windows[step], order), device=device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
             loss, minimized = mean_loss(p, batch, c, residual)
         minimized.backward()
@@ -248,6 +255,16 @@ def median_of_norms(steps, expected):
     return differences[len(differences) // 2]
 
 
+def beyond_own(steps, runs, factor):
+    """The largest difference of a norm from the first of PyTorch's runs, less `factor` times the largest of any two of
+    these so far."""
+    largest, own = 0, 0
+    for i in range(len(steps)):
+        own = max([own] + [off(a[i][1], b[i][1]) for a in runs for b in runs if a is not b])
+        largest = max(largest, off(steps[i][1], runs[0][i][1]) - factor * own)
+    return largest
+
+
 def report(steps, expected, again):
     """The table, of [(loss, norm)] of each"""
     def columns(what, *names):
@@ -261,8 +278,6 @@ def report(steps, expected, again):
     print("step" + columns("loss:", "mlua", "PyTorch") + columns("norm:", "mlua", "PyTorch"))
     for i in range(len(steps)):
         print(f"{i + 1:>4}         {row(i, 0)}         {row(i, 1)}")
-    if again:
-        print("PyTorch from itself, the other one: {:.2g} of a loss, {:.2g} of a norm".format(*worst_of(again, expected)))
 
 
 def main():
@@ -276,7 +291,9 @@ def main():
     parser.add_argument("--median-norm-bound", type=float, default=math.inf, help="of the norms' median difference; none unless told")
     parser.add_argument("--residual", choices=["f32", "bf16"], default="f32", help="PyTorch's residual stream; f32 unless told")
     parser.add_argument("--early-norm-bound", type=float, default=math.inf, help="of the first ten gradient norms; none unless told")
-    parser.add_argument("--again", choices=["stream", "rows"], help="PyTorch also with the other residual stream, or the rows in reverse")
+    parser.add_argument("--again", choices=["stream", "rows"], help="PyTorch also with the other residual stream, or the rows in other orders")
+    parser.add_argument("--orders", type=int, default=1, help="of --again rows: so many, the first in reverse")
+    parser.add_argument("--norm-of-own", type=float, metavar="K", help="with --again: norms may be K times as far off beside --norm-bound as PyTorch was from itself")
     args = parser.parse_args()
     args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "f32")
     bounds = {"bf16": (0.01, math.inf), "f32": (1e-5, 1e-3)}[args.dtype]
@@ -296,15 +313,21 @@ def main():
     expected, gib = run_torch(settings, parameters, windows, args.device, args.dtype, residual)
     end = time.time()
     again = []
-    if args.again:
-        residual = other if args.again == "stream" else residual
-        again, _ = run_torch(settings, parameters, windows, args.device, args.dtype, residual, args.again == "rows")
+    for order in range(1, 1 + (args.orders if args.again == "rows" else args.again is not None)):
+        also = (other, 0) if args.again == "stream" else (residual, order)
+        again.append(run_torch(settings, parameters, windows, args.device, args.dtype, *also)[0])
     if not len(steps) == len(expected) == settings["steps"]:
         sys.exit(f"losses_torch.py: {len(steps)} steps of mlua, {len(expected)} of PyTorch")
-    report(steps, expected, again)
+    report(steps, expected, again[0] if again else None)
+    for i, run in enumerate(again):
+        print("PyTorch from itself, run {}: {:.2g} of a loss, {:.2g} of a norm".format(i + 2, *worst_of(run, expected)))
     worst, median = worst_of(steps, expected), median_of_norms(steps, expected)
     early = worst_of(steps[:10], expected[:10])[1]
-    print(f"largest difference {worst[0]:.2g} of a loss (allowed {bounds[0]:g}), {worst[1]:.2g} of a gradient norm (allowed {bounds[1]:g}), "
+    own = ""
+    if args.norm_of_own:
+        worst[1] = beyond_own(steps, [expected] + again, args.norm_of_own)
+        own = f" beyond {args.norm_of_own:g} times PyTorch's from itself"
+    print(f"largest difference {worst[0]:.2g} of a loss (allowed {bounds[0]:g}), {worst[1]:.2g} of a gradient norm{own} (allowed {bounds[1]:g}), "
           f"{early:.2g} of the first ten (allowed {args.early_norm_bound:g}), its median {median:.2g} (allowed {args.median_norm_bound:g}); "
           f"torch {torch.__version__}; mlua {middle - begin:.1f} s, PyTorch {end - middle:.1f} s, {gib:.1f} GiB")
     sys.exit(worst[0] > bounds[0] or worst[1] > bounds[1] or early > args.early_norm_bound or median > args.median_norm_bound)

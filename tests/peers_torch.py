@@ -6,11 +6,16 @@ Prints one JSON line: tokens/s of the median step, peak memory, seconds to the f
 --compile blocks compiles the block once and the head, in about 12 s; model the whole model as one graph, in up to a
 minute and a half: as fast on an H200 (gpt2-124m 538,000 and 536,000 tokens/s, moe-8x 44,000 and 43,000).
 usage: python3 tests/peers_torch.py MODEL -B batch -T seq --data FILE-OF-U16-TOKENS [--steps 15] [--compile blocks]
+       python3 tests/peers_torch.py linear-scan    a scan with one decay a position, beside gpu_linear_scan/times
+       python3 tests/peers_torch.py lstm    an LSTM layer's milliseconds, beside gpu_loop/times
+       python3 tests/peers_torch.py elementwise-scan    h' = a h + b, beside gpu_recurrence/times
+       python3 tests/peers_torch.py gated-delta    a scan of gpu_delta_scan/times: milliseconds
 """
 import argparse
 import json
 import math
 import statistics
+import sys
 import time
 
 START = time.time()
@@ -203,7 +208,206 @@ def train(args):
     return losses, seconds
 
 
+def chunked_scan(q, k, v, log_decay, size):
+    """y_t = q_t^T S_t, S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T: products in chunks, and over the chunks' states."""
+    shape = q.shape
+    q, k, v, g = (x.view(*x.shape[:2], -1, size, *x.shape[3:]) for x in (q, k, v, log_decay))
+    g = g.cumsum(3)
+    last = g[..., -1]
+    below = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(~below, float("-inf")).exp()
+    scores = ((q @ k.mT) * decay).to(q.dtype)
+    added = (k * (last.unsqueeze(-1) - g).exp().unsqueeze(-1)).to(k.dtype).mT @ v
+    ends = last.cumsum(2)
+    before = torch.ones(ends.shape[2], ends.shape[2], dtype=torch.bool, device=q.device).tril(-1)
+    between = (ends - last).unsqueeze(-1) - ends.unsqueeze(-2)
+    states = (between.masked_fill(~before, float("-inf")).exp().to(q.dtype) @ added.flatten(3)).view_as(added)
+    return (scores @ v + (q * g.exp().unsqueeze(-1)).to(q.dtype) @ states).view(shape)
+
+
+def linear_scan(size, batch=4, heads=32, seq=8192, width=128, runs=8):
+    """Forward and backward of the scan alone, in bf16, in chunks of this size: tests/gpu/linear_scan.c."""
+    q, k, v, weight = (torch.randn(batch, heads, seq, width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    sources = [q, k, v, -0.05 * torch.rand(batch, heads, seq, device="cuda")]
+    for x in sources:
+        x.requires_grad_()
+    compiled = torch.compile(chunked_scan)
+    times = []
+    for _ in range(runs):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        events[0].record()
+        y = compiled(*sources, size)
+        events[1].record()
+        torch.autograd.grad(y, sources, weight)
+        events[2].record()
+        torch.cuda.synchronize()
+        times.append((events[0].elapsed_time(events[2]), events[0].elapsed_time(events[1])))
+    both, forward = sorted(times)[len(times) // 2]
+    print(f"torch {torch.__version__} scan in chunks of {size}, batch {batch}, {heads} heads of {width}, {seq} positions, "
+          f"forward and backward: {both:.3f} ms, of which forward {forward:.3f}", flush=True)
+
+
+def lstm(batch=64, seq=1024, width=1024, dtype=torch.bfloat16, runs=12):
+    """One layer forward and backward by cuDNN, the input's product included: tests/gpu/loops.c."""
+    layer = nn.LSTM(width, width, device="cuda", dtype=dtype)
+    layer.flatten_parameters()
+    x = torch.randn(seq, batch, width, device="cuda", dtype=dtype, requires_grad=True)
+    weight = torch.randn(seq, batch, width, device="cuda", dtype=dtype)
+    times = []
+    for _ in range(runs):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        events[0].record()
+        y = layer(x)[0]
+        events[1].record()
+        y.backward(weight)
+        events[2].record()
+        torch.cuda.synchronize()
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+        times.append((events[0].elapsed_time(events[2]), events[0].elapsed_time(events[1])))
+    both, forward = min(times)
+    print(f"torch {torch.__version__} nn.LSTM {dtype} {width} wide, batch {batch}, {seq} positions, forward and backward: "
+          f"{both:.3f} ms, of which forward {forward:.3f}")
+
+
+# ---- Scans alone: prints milliseconds, forward and forward with gradient
+
+
+class UnitInverse(torch.autograd.Function):
+    """(I + A)^-1 of strictly lower A: (I - A)(I + A^2)(I + A^4)..."""
+
+    @staticmethod
+    def forward(ctx, a):
+        inverse, power, n = torch.eye(a.shape[-1], device=a.device) - a, a @ a, 2
+        while n < a.shape[-1]:
+            inverse, power, n = inverse + inverse @ power, power @ power, 2 * n
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, slope):
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ slope @ inverse.mT)
+
+
+def delta_before(q, k, v, g, beta, size):
+    """What all chunks of a Gated DeltaNet need (its WY form), g the logarithms of the decays."""
+    b, h, t, _ = q.shape
+    q, k, v, beta, g = (x.reshape(b * h, t // size, size, *x.shape[3:]) for x in (q, k, v, beta, g))
+    g = g.cumsum(2)
+    last = g[..., -1:]
+    seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(~seen, float("-inf")).exp()
+    inverse = UnitInverse.apply(((k @ k.mT).float() * decay * beta.unsqueeze(-1)).tril(-1)).to(q.dtype)
+    w = inverse @ (k * (beta * g.exp()).unsqueeze(-1)).to(q.dtype)
+    u = inverse @ (v * beta.unsqueeze(-1)).to(q.dtype)
+    to_end = (k * (last - g).exp().unsqueeze(-1)).to(q.dtype)
+    return w, u, (q * g.exp().unsqueeze(-1)).to(q.dtype), to_end, ((q @ k.mT) * decay).to(q.dtype), last.exp().unsqueeze(-1)
+
+
+def delta_step(state, w, u, k, decay):
+    before = state.to(w.dtype)
+    new = u - w @ before
+    return state * decay + (k.mT @ new).float(), before, new
+
+
+def delta_after(q, scores, states, new):
+    return q @ states + scores @ new
+
+
+def gated_delta(q, k, v, g, beta, size, before, step, after):
+    w, u, q_decayed, k_decayed, scores, decay = before(q, k, v, g, beta, size)
+    state = torch.zeros(w.shape[0], w.shape[-1], u.shape[-1], device=q.device)
+    states, news = [], []
+    for chunk in zip(w.unbind(1), u.unbind(1), k_decayed.unbind(1), decay.unbind(1)):
+        state, low, new = step(state, *chunk)
+        states.append(low)
+        news.append(new)
+    return after(q_decayed, scores, torch.stack(states, 1), torch.stack(news, 1)).view_as(v)
+
+
+def milliseconds(body, runs=6):
+    times = []
+    for _ in range(runs):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        body()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return round(statistics.median(times), 2)
+
+
+def time_gated_delta(batch=4, heads=32, length=8192, width=128):
+    torch.set_float32_matmul_precision("high")
+
+    def normal(*more):
+        return torch.randn(batch, heads, length, *more, device="cuda")
+
+    q, k = (F.normalize(normal(width), dim=-1).bfloat16() for _ in range(2))
+    inputs = [q, k, normal(width).bfloat16(), -0.1 * torch.rand_like(normal()), torch.rand_like(normal())]
+    inputs = [x.requires_grad_() for x in inputs]
+    slope = normal(width).bfloat16()
+    for size in (64, 128):
+        parts = [torch.compile(f) for f in (delta_before, delta_step, delta_after)]
+
+        def both():
+            torch.autograd.grad(gated_delta(*inputs, size, *parts), inputs, slope)
+
+        begin = time.time()
+        both()
+        torch.cuda.synchronize()
+        first = time.time() - begin
+        with torch.no_grad():
+            gated_delta(*inputs, size, *parts)
+            forward = milliseconds(lambda: gated_delta(*inputs, size, *parts))
+        print(json.dumps(dict(peer="torch " + torch.__version__, scan="gated-delta", chunk=size, forward_ms=forward, both_ms=milliseconds(both), first_s=round(first, 1))))
+
+
+
+def compose(earlier, later):
+    return earlier[0] * later[0], later[0] * earlier[1] + later[1]
+
+
+def affine_scan(a, b, reverse=False):
+    return associative_scan(compose, (a, b), dim=1, reverse=reverse, combine_mode="pointwise")[1]
+
+
+def affine_scan_gradient(a, h, dy):
+    later = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
+    db = affine_scan(later, dy, reverse=True)
+    return db * torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1), db
+
+
+def elementwise_scan(batch, dtype, length=16384, channels=2048):
+    """h' = a h + b, as gpu_recurrence/times has it: PyTorch's associative_scan, and its gradient by another one."""
+    global associative_scan  # a prototype, which PyTorch may move
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    a, b, dy = (torch.rand(batch, length, channels, device="cuda").to(dtype) for _ in range(3))
+    forward, backward = torch.compile(affine_scan), torch.compile(affine_scan_gradient)
+    h = forward(a, b)
+    times = [milliseconds(lambda: forward(a, b)), milliseconds(lambda: backward(a, h, dy))]
+    print(json.dumps(dict(peer="torch " + torch.__version__, scan="elementwise", batch=batch, dtype=str(dtype), forward_ms=times[0], backward_ms=times[1])))
+
+
 def main():
+    if sys.argv[1:] == ["elementwise-scan"]:
+        for batch, dtype in (8, torch.float32), (8, torch.bfloat16), (2, torch.float32):
+            elementwise_scan(batch, dtype)
+        return
+    if sys.argv[1:] == ["linear-scan"]:
+        for size in 32, 64, 128:
+            linear_scan(size)
+        return
+    if sys.argv[1:] == ["lstm"]:
+        lstm()
+        lstm(dtype=torch.float16)
+        lstm(batch=128)
+        lstm(batch=16, width=512)
+        return
+    if sys.argv[1:] == ["gated-delta"]:
+        return time_gated_delta()
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=PRESETS)
     parser.add_argument("-B", type=int, required=True, help="batch")

@@ -1,6 +1,6 @@
 """mlua's tokenizers beside Hugging Face's tokenizers, tiktoken and sentencepiece, where they are installed; no network.
 
-usage: python3 tests/text_peers.py --mlua build/mlua --out DIR [--vocab DIR] [--megabytes 1024] [--seconds 420] [--cores N]
+usage: python3 tests/text_peers.py --mlua build/mlua --out DIR [--vocab DIR] [--megabytes 1024] [--seconds 420] [--cores N] [--only NAME,...]
                                    [PART... of train speed compare hostile points bytes sentencepiece others]
 
 DIR/corpus gets the text: files of code and documentation found on the machine, prose drawn from their words, many scripts, long runs.
@@ -593,6 +593,13 @@ class Run:
         jobs.append((train_characters, "characters.json", dict(most=1e6 if small else 12e6)))
         jobs.append((train_unigram, "unigram.json", dict(most=1e6 if small else 3e6)))
         jobs += [(train_sentencepiece, "sp-" + kind, dict(kind=kind, most=1e6 if small else 6e6)) for kind in ("bpe", "unigram")]
+        if ARGS.parts and not set(ARGS.parts) & {"hostile", "points", "others"}:  # what is not compared is not made
+            wanted = ["gpt2-", "llama3-"] if set(ARGS.parts) & {"speed", "compare", "bytes"} else []
+            jobs = [j for j in jobs if j[1].startswith(tuple(wanted + ["sp-"] * ("sentencepiece" in ARGS.parts)))]
+        if ARGS.only:
+            jobs = [j for j in jobs if any(name in j[1] for name in ARGS.only.split(",") + ["gpt2", "llama3"])]
+        if ARGS.vocab:
+            jobs = [j for j in jobs if not os.path.exists(os.path.join(ARGS.vocab, j[1].replace("-trained", "")))]
         self.training = {to: self.pool.submit(self.work, function, "make " + to, 170, to=self.path("vocab", to), shards=self.shards[1::5], threads=2, **more)
                          for function, to, more in jobs}
 
@@ -639,16 +646,21 @@ class Run:
         for kind in texts:
             docs[kind] = self.path("work", kind + ".bin")
             write_blocks(docs[kind], texts[kind])
+        # The peers beside each other, a core each, but not beside mlua.
+        jobs = {(name, kind, p): self.pool.submit(self.work, speed, f"speed {name} {kind} {p}", 100, peer=p, name=name, tokenizer=self.vocab[name + ".json"], docs=docs[kind],
+                                                  passes=3 if p == "tiktoken" else 1)
+                for name in ("gpt2", "llama3") for kind in docs for p in ("tokenizers", "tiktoken")}
+        peers = {job: (future.result() or {}).get("rate", 0.0) for job, future in jobs.items()}
         for name in ("gpt2", "llama3"):
             for kind in docs:
                 path, size = self.vocab[name + ".json"], sum(map(len, texts[kind]))
                 out = json.loads(self.mlua("run", os.path.join(HERE, "lua/lib/encode.lua"), "--device", "cpu", cores={1}, TOKENIZER=path, DOCS=docs[kind], PASSES="5")[1])
                 rate = size / 1e6 / sorted(out["seconds"])[2]
-                rates = {p: (self.work(speed, f"speed {name} {kind} {p}", 100, peer=p, name=name, tokenizer=path, docs=docs[kind], passes=3 if p == "tiktoken" else 1) or {}).get("rate", 0.0)
-                         for p in ("tokenizers", "tiktoken")}
+                rates = {p: peers[name, kind, p] for p in ("tokenizers", "tiktoken")}
                 fastest = max(rates.values()) or float("nan")
                 self.say("PASS" if rate >= 100 and rate >= 5 * fastest else "FAIL", f"speed {name} {kind}",
-                         f"mlua {rate:.1f} MB/s (first pass {size / 1e6 / out['seconds'][0]:.1f}), tokenizers {rates['tokenizers']:.1f}, tiktoken {rates['tiktoken']:.1f}: {rate / fastest:.1f} times")
+                         f"mlua {rate:.1f} MB/s (first pass {size / 1e6 / out['seconds'][0]:.1f}, with a Lua table of the ids {size / 1e6 / sorted(out['table_seconds'])[2]:.1f}), "
+                         f"tokenizers {rates['tokenizers']:.1f}, tiktoken {rates['tiktoken']:.1f}: {rate / fastest:.1f} times")
         for name in ("gpt2", "llama3"):
             self.threads(name)
         self.letters()
@@ -714,6 +726,8 @@ class Run:
 
     def against(self, label, name, path, shards, peers, **more):
         """Comparisons of one tokenizer, started; what to wait for."""
+        if ARGS.only and not any(name in label for name in ARGS.only.split(",")):
+            return []
         if not path:
             self.say("SKIP", label, "there is no vocabulary")
             return []
@@ -860,6 +874,7 @@ parser.add_argument("--vocab")
 parser.add_argument("--megabytes", type=int, default=1024)
 parser.add_argument("--seconds", type=int, default=420)
 parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+parser.add_argument("--only", help="comparisons whose names hold one of these, as unigram,qwen2")
 parser.add_argument("--keep", action="store_true", help="keep texts and ids")
 parser.add_argument("--job", help=argparse.SUPPRESS)
 parser.add_argument("--input", help=argparse.SUPPRESS)

@@ -1,4 +1,5 @@
-/* Files inside the binary: every file of stdlib and corpus.txt, the default corpus. The Makefile
+/* Files inside the binary: every file of stdlib, the page of `mlua show --html` (report.html) and
+ * the default corpus (corpus.txt). The Makefile
  * writes the table; names have no folder, and a row whose name is NULL ends it. Bytes are not
  * terminated. */
 #ifndef ML_EMBED_H
@@ -15,9 +16,6 @@ extern const ml_embedded ml_embedded_files[];
 
 /* Every file of models/, by its path: "models/llama.lua". */
 extern const ml_embedded ml_model_files[];
-
-/* The page of `mlua show --html`: report.html alone. */
-extern const ml_embedded ml_report_files[];
 
 const ml_embedded *embed_find(const char *name); /* NULL where there is none */
 

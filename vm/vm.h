@@ -1,7 +1,7 @@
 /* The host: one Lua state, its session, and the bindings between them.
  *
  * Every vm/ file registers Lua functions from tables of vm_entry rows; the same rows feed the
- * editor definitions (editor.c). Rules for every binding:
+ * editor definitions (stdlib/editor.lua). Rules for every binding:
  *   - validate arguments first, raising through vm_fail;
  *   - what C owns lives in a userdata (boxed) before anything else may raise, or in Lua's own
  *     buffers; the graph owns nodes, so a Tensor is only a reference;
@@ -29,7 +29,7 @@ typedef enum { VM_RUN, VM_CHECK, VM_REPL } vm_mode;
 typedef struct {
     const char *key, *text;
 } vm_setting;
-enum { VM_MAX_SETTINGS = 128 };
+enum { VM_MAX_SETTINGS = 128, VM_MAX_STOPS = 16 };
 typedef struct {
     vm_mode mode;
     const char *script; /* NULL: none */
@@ -44,19 +44,27 @@ typedef struct {
     int override_count;
     vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
     int mesh_count;
-    int64_t ranks;             /* -n; 0: not given */
-    ml_comm *comm;             /* with the other ranks; NULL: one process */
-    int run;                   /* which of MLUA_RUNS, from 1 */
-    const char *from;          /* --from: whose weights; NULL: none */
-    const char *adapter;       /* a folder of PEFT's, added to them; NULL: none */
-    const char *task;          /* "generate" or "export": the script runs to its first m.train */
+    int64_t ranks;       /* -n; 0: not given */
+    ml_comm *comm;       /* with the other ranks; NULL: one process */
+    int run;             /* which of MLUA_RUNS, from 1 */
+    const char *from;    /* --from: whose weights; NULL: none */
+    const char *adapter; /* a folder of PEFT's, added to them; NULL: none */
+    const char *task;    /* "generate", "serve" or "export": the script runs to its first m.train */
     const char *script_text;   /* a script inside the binary, and its chunk's name; else NULL */
     const char *script_chunk;  /* "@models/llama.lua" */
     const char *prompt, *ids;  /* of generate; NULL: not given */
     int64_t tokens, top_k;     /* top_k 0: all */
     double temperature, top_p; /* top_p 0: all */
-    const char *out;           /* of export: the folder; of tokenize: the file */
-    const char *file_dtype;    /* of its tensors; NULL: as they are */
+    double min_p, repetition_penalty, presence_penalty, frequency_penalty; /* 0: not given */
+    int64_t samples, logprobs, rows;                                       /* 0: not given */
+    const char *prompts, *system;                                          /* NULL: not given */
+    const char *stops[VM_MAX_STOPS];
+    int stop_count;
+    bool chat, seed_given;
+    const char *host, *token_file; /* of serve, as the next four; NULL: 127.0.0.1, none */
+    int64_t port, slots, queue, seconds;
+    const char *out;        /* of export: the folder; of tokenize: the file */
+    const char *file_dtype; /* of its tensors; NULL: as they are */
     bool hf, adapter_alone;
     bool special;       /* of tokenize, as the next */
     int64_t train;      /* tokens of the tokenizer to train; 0: none */
@@ -215,8 +223,8 @@ bool vm_is_interrupt(lua_State *L, int index);
 void vm_globals_register(lua_State *L);             /* the last: it copies the globals */
 void vm_raw_global(lua_State *L, const char *name); /* pushes it, or nil */
 void vm_push_library_globals(lua_State *L);         /* the environment of stdlib/ */
-/* What a name of another language, library or version is in Lua 5.4; or NULL. */
-const char *vm_name_note(const char *name);
+/* Push a function of a module of stdlib/: "mlua.help", "explain". */
+void vm_push_library(lua_State *L, const char *module, const char *name);
 
 /* libraries.c: what differs in Lua's libraries. */
 void vm_libraries_register(lua_State *L);
@@ -238,6 +246,7 @@ bool vm_push_chain(lua_State *L, const lua_Debug *frame, const char *text, size_
 /* Push the help for an error of plain Lua, or nil; the file and the line are those of the error,
  * the file NULL where it is not a script's. */
 void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line);
+void vm_hints_register(lua_State *L);
 void vm_push_nil_help(lua_State *L); /* which name of the script's line is nil */
 /* Where a method was called with a dot, or a function of a library with a colon, push what the
  * error's message then and its help; *where is the frame of that call. */
@@ -325,7 +334,9 @@ ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
 ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *origin);
 ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype);
 ml_ref vm_state_node(lua_State *L, uint32_t id);
-void vm_push_state(lua_State *L, uint32_t id);    /* the one State of an id */
+void vm_push_state(lua_State *L, uint32_t id); /* the one State of an id */
+/* Push the State of a state that C code made, and name it by the text at index `name`. */
+void vm_adopt_state(lua_State *L, uint32_t id, int name);
 ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
                   lua_CFunction gc);
@@ -362,12 +373,18 @@ void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
 void vm_conv_register(lua_State *L);
 void vm_scan_register(lua_State *L);
+void vm_increment_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
 void vm_tokenizer_register(lua_State *L);
 void vm_views_register(lua_State *L);
+void vm_show_register(lua_State *L);
+void vm_serve_register(lua_State *L);
+/* A box for a value of JSON, at the top of the stack; and what is in it in the box's place. */
+struct json_t **vm_push_json(lua_State *L);
+void vm_open_json(lua_State *L);
 void vm_run_register(lua_State *L);
 void vm_checkpoint_register(lua_State *L);
 void vm_service_register(lua_State *L);
@@ -455,8 +472,7 @@ void vm_profile_finish(lua_State *L);                               /* the scrip
 
 /* check.c: the report of programs that the script made but did not report itself. */
 int vm_report_rest(lua_State *L);
-/* repl.c, editor.c; the value is the exit code. */
+/* repl.c; the value is the exit code. */
 int repl_run(ml_vm *vm);
-int editor_write(ml_vm *vm, const char *path); /* NULL: standard output */
 
 #endif

@@ -62,7 +62,7 @@ static void analyse_instruction(emitter *e, int i) {
     e->phases = larger(e->phases, phase + 1 + ml_inst_reduces_row(inst));
 }
 
-/* A cast to bf16 need not round where only stores to bf16 see it. */
+/* A cast to a narrow float need not round where only stores of that dtype see it. */
 static void find_exact_casts(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
     for (int i = 0; i < ir->inst_count; i++)
@@ -70,9 +70,9 @@ static void find_exact_casts(emitter *e) {
                       ml_is_narrow(ir->inst[i].dtype);
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
-        bool rounds = inst->kind == ML_INST_STORE && ml_is_narrow(ir->operand[inst->operand].dtype);
-        if (rounds) continue;
-        FOR_EACH_SOURCE(inst, source) e->exact[source] = false;
+        const int stored = inst->kind == ML_INST_STORE ? ir->operand[inst->operand].dtype : -1;
+        FOR_EACH_SOURCE(inst, source)
+        if (ir->inst[source].dtype != stored) e->exact[source] = false;
     }
 }
 

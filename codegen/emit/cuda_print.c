@@ -68,7 +68,8 @@ static void print_pack_body(const cuda_schedule *s, int phase) {
         if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
         ml_dtype memory = (ml_dtype)ir->operand[inst->operand].dtype;
         const char *value = ml_arena_format(
-            e->arena, ml_is_narrow(memory) ? "ml_round_pack<%2$d>(u%1$d)" : "u%1$d", i, s->vec);
+            e->arena, ml_is_narrow(memory) ? "ml_round_pack<%3$s, %2$d>(u%1$d)" : "u%1$d", i,
+            s->vec, emit_memory_type(memory));
         ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, %s);\n", emit_memory_type(memory), s->vec,
                     cuda_access_text(s, inst, true), value);
     }

@@ -51,6 +51,7 @@ static struct {
     char words[PATH_SIZE];                    /* $CC cut at blanks */
     const char *word[MAX_COMPILER_WORDS + 1]; /* command and its own arguments */
     int word_count;
+    int first_flag;       /* of word[]: this one and those after it follow mlua's flags */
     char path[PATH_SIZE]; /* of the command */
     uint64_t identity;    /* of compiler, flags and processor */
 } compiler = {.once = PTHREAD_ONCE_INIT};
@@ -107,6 +108,8 @@ static void find_compiler(void) {
     for (char *word; (word = strsep(&rest, " ")) != NULL;)
         if (word[0] != 0 && compiler.word_count < MAX_COMPILER_WORDS)
             compiler.word[compiler.word_count++] = word;
+    for (compiler.first_flag = 1; compiler.first_flag < compiler.word_count; compiler.first_flag++)
+        if (compiler.word[compiler.first_flag][0] == '-') break;
     struct stat about;
     if (!find_in_path(compiler.word[0], compiler.path) || stat(compiler.path, &about) != 0) return;
     compiler.found = true;
@@ -220,8 +223,10 @@ static ml_status run_compiler(batch *b, const batch_files *files, const char *fo
     const char *arguments[MAX_ARGUMENTS];
     int count = 0;
     arguments[count++] = compiler.path;
-    for (int i = 1; i < compiler.word_count; i++) arguments[count++] = compiler.word[i];
+    for (int i = 1; i < compiler.first_flag; i++) arguments[count++] = compiler.word[i];
     for (int i = 0; i < FLAG_COUNT; i++) arguments[count++] = flags[i];
+    for (int i = compiler.first_flag; i < compiler.word_count; i++)
+        arguments[count++] = compiler.word[i];
     arguments[count++] = "-o";
     arguments[count++] = files->object;
     arguments[count++] = files->source;

@@ -51,7 +51,7 @@ static void attention_c(ml_schedule *s, ml_step *step) {
         step->kernel = c_kernel(&p, "attention_forward.c", "attention", query_blocks);
         return;
     }
-    bool whole = a->dtype != ML_BF16 && pairs >= 2 * s->target->threads;
+    bool whole = !ml_is_narrow(a->dtype) && pairs >= 2 * s->target->threads;
     attention_set(&p, "WHOLE", whole);
     step->kernel =
         c_kernel(&p, "attention_grad_dkv.c", "attention_grad", whole ? pairs : key_blocks);

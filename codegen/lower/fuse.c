@@ -127,7 +127,8 @@ static void pin(lowering *l, ml_ref n) {
     for (;;) {
         int op = ml_graph_node(l->g, base)->op;
         if (lower_in_memory(l, base)) break;
-        if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE) break;
+        bool ordered = op == ML_OP_PERMUTE && l->info[ml_graph_source(l->g, base, 0)].layout != 0;
+        if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE && !ordered) break;
         base = ml_graph_source(l->g, base, 0);
     }
     if (base != n) { /* the same memory serves where the movements keep its order */
@@ -309,6 +310,7 @@ void fuse_roles(lowering *l) {
     reach(l);
     for (ml_ref n = 1; n < l->count; n++)
         if (l->info[n].reached) l->info[n].role = (uint8_t)first_role(l, n);
+    lower_recurrence_layouts(l);
     for (int i = 0; i < l->roots->output_count; i++) pin(l, l->roots->outputs[i]);
     for (int i = 0; i < l->roots->update_count; i++) pin(l, l->roots->updates[i].value);
     for (ml_ref n = 1; n < l->count; n++) /* collectives move whole blocks of memory */
@@ -326,8 +328,9 @@ void fuse_roles(lowering *l) {
             continue;
         bool attends = ml_op_attends(node->op);
         if (attends && l->target->kind == ML_TARGET_CUDA) require_rows(l, n);
+        bool strided = node->op == ML_OP_RECURRENCE && lower_one_kernel(l, n);
         for (int i = 0; i < node->source_count; i++)
-            views_require(l, ml_graph_source(l->g, n, i), false);
+            views_require(l, ml_graph_source(l->g, n, i), strided);
     }
     gemm_take_additions(l);
     layout_choose(l);

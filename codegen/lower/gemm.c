@@ -50,7 +50,7 @@ bool gemm_serves(const lowering *l, ml_ref dot) {
     dot_axes axes;
     if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
         return false;
-    if (c != a && !(a == ML_BF16 && c == ML_F32)) return false;
+    if (c != a && !(ml_is_narrow((ml_dtype)a) && c == ML_F32)) return false;
     read_axes(g, dot, &axes);
     if (axes.m.total == 0 || axes.n.total == 0 || axes.k.total == 0 || axes.batch.total == 0)
         return false;

@@ -7,7 +7,7 @@ static const int64_t SLICE_BYTES = (int64_t)1 << 30; /* of dS; twice this for a 
 
 const char *ml_attention_refused(const ml_attention_step *a) {
     if (a->no_cudnn) return "MLUA_CUDNN=0";
-    if (a->dtype != ML_BF16) return "cuDNN's attention computes in bf16";
+    if (!ml_is_narrow(a->dtype)) return "cuDNN's attention computes in bf16 and f16";
     if (a->args.score) return "it has a score function";
     if (a->args.placed) return "where its queries and keys begin is known at run time only";
     if (a->args.causal && a->seq != a->kv_seq) return "it is causal over more keys than queries";

@@ -67,8 +67,12 @@ static void describe_inputs(loop_lowering *x) {
         bool state = i >= x->r.inputs && i < x->r.inputs + x->r.states;
         if (state) continue;
         int64_t all = bytes_of(ml_graph_type(x->l->g, ml_graph_source(x->l->g, x->n, i)));
-        x->loop->inputs[x->loop->input_count++] = (ml_loop_input){
-            .input = (uint32_t)i, .value = i, .bytes = i < x->r.inputs ? all / x->r.length : 0};
+        x->loop->inputs[x->loop->input_count++] =
+            (ml_loop_input){.input = (uint32_t)i,
+                            .value = i,
+                            .bytes = i < x->r.inputs ? all / x->r.length : 0,
+                            .all = all,
+                            .staged = -1};
     }
     for (int i = 0, output = x->r.states; i < x->r.stacked; i++) {
         if (x->output[i] < 0) continue;
@@ -76,11 +80,16 @@ static void describe_inputs(loop_lowering *x) {
         x->loop->stacked[x->loop->stacked_count++] =
             (ml_loop_stacked){.output = (uint32_t)output++,
                               .value = x->output[i],
-                              .bytes = bytes_of(type) / x->r.length};
+                              .bytes = bytes_of(type) / x->r.length,
+                              .staged = -1};
     }
 }
 
 void lower_recurrence_step(lowering *l, ml_ref n) {
+    if (lower_one_kernel(l, n)) {
+        lower_scan_step(l, n);
+        return;
+    }
     loop_lowering x = {.l = l, .n = n, .loop = ML_NEW(l->arena, ml_loop)};
     ml_recurrence_read(l->g, n, &x.r);
     x.reads = ml_graph_node(l->g, n)->source_count;
@@ -88,19 +97,16 @@ void lower_recurrence_step(lowering *l, ml_ref n) {
     for (; x.count < x.reads; x.count++)
         x.values[x.count] = views_value(l, ml_graph_source(l->g, n, x.count));
     find_outputs(&x);
-    if (lower_one_kernel(l, n)) {
-        ml_template_recurrence(l->s, lower_step(l, ML_STEP_KERNEL, n, x.values, x.reads,
-                                                x.values + x.reads, x.count - x.reads));
-        return;
-    }
+    ml_step *step =
+        lower_step(l, ML_STEP_KERNEL, n, x.values, x.reads, x.values + x.reads, x.count - x.reads);
+    if (ml_template_recurrence_grid(l->s, step, &x.loop->why)) return;
+    step->kind = ML_STEP_LOOP;
     x.loop->length = x.r.length;
     x.loop->reverse = x.r.reverse;
     x.loop->inputs = ML_NEW_ARRAY(l->arena, ml_loop_input, x.reads + 1);
     x.loop->stacked = ML_NEW_ARRAY(l->arena, ml_loop_stacked, x.r.stacked + 1);
     x.loop->carried = ML_NEW_ARRAY(l->arena, ml_loop_carried, x.r.states + x.r.summed + 1);
     x.loop->workspace = -1;
-    ml_step *step =
-        lower_step(l, ML_STEP_LOOP, n, x.values, x.reads, x.values + x.reads, x.count - x.reads);
     step->loop = x.loop;
     describe_states(&x);
     describe_sums(&x);
@@ -120,9 +126,4 @@ ml_graph *ml_loop_body(const ml_schedule *s, const ml_step *step, ml_roots *root
         *root = ml_permute(body, ml_map2(body, ML_OP_ADD, before, *root), &type);
     }
     return body;
-}
-
-bool lower_one_kernel(lowering *l, ml_ref n) {
-    int operands = ml_graph_node(l->g, n)->source_count + ml_op_outputs(l->g, n);
-    return operands <= ML_MAX_OPERANDS && !l->target->no_fuse && ml_recurrence_elementwise(l->g, n);
 }

@@ -101,21 +101,26 @@ typedef struct {
 
 /* RECURRENCE: a step as a program of its own, which runs once for each position. Its inputs are
  * PARAM nodes, so storages of kind INPUT with these numbers; its outputs are of kind SAVED. Sums
- * are carried like states, from zero on. What is sliced or stacked has the positions outermost. */
+ * are carried like states, from zero on. What is sliced or stacked has the positions outermost.
+ * Kernels of GPUs take only storages at multiples of 256 bytes: slices elsewhere are copied to or
+ * from the workspace at each position. */
 typedef struct {
     uint32_t input;
-    int value;     /* of the step's values */
-    int64_t bytes; /* of a position; 0: the same at all */
+    int value;      /* of the step's values */
+    int64_t bytes;  /* of a position; 0: the same at all */
+    int64_t all;    /* bytes of the value */
+    int64_t staged; /* where a copy is, in the workspace; -1: read in place */
 } ml_loop_input;
 typedef struct {
     uint32_t output;
     int value;
-    int64_t bytes;
+    int64_t bytes, staged; /* -1: written in place */
 } ml_loop_stacked;
 typedef struct {
     uint32_t input, output;
     int initial, final, history; /* values; -1: zero, none, none */
     int64_t bytes, offset[2];    /* in the workspace: two buffers in turn */
+    bool initial_copied, history_copied, final_copied; /* from and to these buffers, not in place */
 } ml_loop_carried;
 typedef struct {
     int64_t length;
@@ -124,11 +129,22 @@ typedef struct {
     ml_loop_input *inputs;
     ml_loop_stacked *stacked;
     ml_loop_carried *carried;
-    const bool *wanted; /* by root of the node: it is an output of the body */
+    const bool *wanted;   /* by root of the node: it is an output of the body */
     struct ml_plan *plan; /* of the body; NULL until it is compiled */
     int64_t arena;        /* in the workspace: where the body's temporaries begin */
     int workspace;        /* value; -1: none */
+    const char *why;      /* it is no kernel */
 } ml_loop;
+
+/* RECURRENCE that one kernel serves. The step's reads: the node's sources, then initial states of
+ * histories that are stacked results; from `forward_at` on, where `forward` is a recurrence whose
+ * histories the kernel computes again, its sources, and its states at every `every` positions. The
+ * last `checkpoints` writes are such states of the node itself. The states are those before the
+ * first position and wherever a multiple of `every` is left; the last comes first. */
+typedef struct {
+    ml_ref forward; /* 0: none */
+    int forward_at, every, checkpoints;
+} ml_scan_step;
 
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
@@ -154,6 +170,7 @@ typedef struct {
     const ml_attention_step *attention;
     const ml_ragged *ragged;
     ml_loop *loop;
+    const ml_scan_step *scan;
     const ml_collective_step *collective;
     uint64_t *may_alias; /* for each write: bit set of its member's reads whose memory it may
                             overwrite (same elements read before they are written, never after) */
@@ -199,8 +216,21 @@ ml_graph *ml_loop_body(const ml_schedule *s, const ml_step *step, ml_roots *root
 void ml_template_attention(ml_schedule *s, ml_step *step);
 /* Reads index, value (, what it is added to, laid out as the result); writes the result. */
 void ml_template_scatter_add(ml_schedule *s, ml_step *step);
-void ml_template_scan(ml_schedule *s, ml_step *step);  /* CUMSUM, SORT, TOP_K */
+void ml_template_scan(ml_schedule *s, ml_step *step);       /* CUMSUM, SORT, TOP_K */
 void ml_template_recurrence(ml_schedule *s, ml_step *step); /* ml_recurrence_elementwise */
+/* Where positions of a recurrence by elements compose, so that a scan of them is associative: the
+ * algebra ("affine", "max-plus", "affine and max-plus"); NULL: they do not. */
+const char *ml_recurrence_algebra(const ml_graph *g, ml_ref n);
+/* LINEAR_SCAN and LINEAR_SCAN_GRAD: of rank 0 with one decay a position; others. Whether a kernel
+ * serves the node. */
+bool ml_linear_scan_kernel(const ml_target *target, const ml_graph *g, ml_ref n);
+bool ml_delta_scan_kernel(const ml_target *target, const ml_graph *g, ml_ref n);
+void ml_template_linear_scan(ml_schedule *s, ml_step *step);
+void ml_template_delta_scan(ml_schedule *s, ml_step *step);
+/* RECURRENCE with products of states, as one kernel of GPUs; false, and why not. */
+bool ml_template_recurrence_grid(ml_schedule *s, ml_step *step, const char **why);
+void ml_template_write_rows(ml_schedule *s, ml_step *step);
+void ml_template_cached_attention(ml_schedule *s, ml_step *step); /* f32 and bf16 */
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);

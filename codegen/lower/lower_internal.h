@@ -108,6 +108,8 @@ typedef struct {
     ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */
+    uint32_t *checkpoints; /* RECURRENCE: lower_checkpoints, NULL not yet */
+    bool no_checkpoints;   /* there are none */
 } lower_info;
 
 typedef struct {
@@ -271,7 +273,17 @@ void gemm_step(lowering *l, lower_group *group);
 void lower_kernel_step(lowering *l, lower_group *group);
 void lower_opaque_step(lowering *l, lower_group *group);
 void lower_recurrence_step(lowering *l, ml_ref n); /* loop.c */
-bool lower_one_kernel(lowering *l, ml_ref n); /* of a recurrence: whether one kernel serves */
+/* recurrence.c: whether one kernel serves a recurrence. */
+bool lower_one_kernel(lowering *l, ml_ref n);
+/* Of a recurrence's history that is not stored: the result that has the states after each position,
+ * and the state before the first. 0 for other nodes. */
+ml_ref lower_shifted_history(lowering *l, ml_ref n, ml_ref *initial);
+/* The states of a recurrence at every so many positions, from which its gradient's kernel computes
+ * the histories again: a value for each. NULL where it does not. */
+const uint32_t *lower_checkpoints(lowering *l, ml_ref n);
+void lower_scan_step(lowering *l, ml_ref n);
+/* Orders of such kernels' results that save copies. */
+void lower_recurrence_layouts(lowering *l);
 /* The node of output i; 0 where nothing uses it. */
 ml_ref views_output_node(lowering *l, ml_ref n, int i);
 

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "runtime/graph/cached_attention.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 
 static void remove_axis(ml_type *type, ml_axis axis) {
@@ -26,6 +28,8 @@ static ml_type missing_type(lowering *l, ml_ref n, int i) {
         type.dtype = type.dtype == ML_F64 ? ML_F64 : ML_F32;
     } else if (op == ML_OP_ATTENTION_GRAD) {
         type = *ml_graph_type(l->g, ml_graph_source(l->g, n, i));
+    } else if (ml_op_is_linear_scan((ml_op)op)) {
+        ml_linear_scan_type(l->g, n, i, &type);
     } else if (op == ML_OP_RAGGED_DOT) {
         ragged_gated_type(l->g, n, &type);
     } else if (op == ML_OP_RAGGED_OUTER) {
@@ -127,6 +131,16 @@ static void attention_step(lowering *l, ml_ref n) {
     ml_template_attention(l->s, step);
 }
 
+static void linear_scan_step(lowering *l, ml_ref n) {
+    ml_linear_scan scan;
+    ml_linear_scan_read(l->g, n, &scan);
+    ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
+    if (ml_linear_scan_is_scalar(&scan))
+        ml_template_linear_scan(l->s, step);
+    else
+        ml_template_delta_scan(l->s, step);
+}
+
 static void collective_step(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     const int64_t *args = ml_graph_args(l->g, n);
@@ -167,6 +181,34 @@ static void reset_step(lowering *l, ml_ref n) {
     ml_template_reset(l->s, step);
 }
 
+/* In place where it may be: the result is contiguous, and so must be the cache. */
+static void write_rows_step(lowering *l, ml_ref n) {
+    ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    const ml_value *cache = &l->s->values.at[step->values[0]];
+    if (views_contiguous(&cache->type, cache->stride) &&
+        ml_type_equal(&cache->type, ml_graph_type(l->g, n)))
+        step->may_alias[0] = 1;
+    step->bytes = 2 * ml_type_bytes(ml_graph_type(l->g, ml_graph_source(l->g, n, 2)));
+    ml_template_write_rows(l->s, step);
+}
+
+/* Reads of the pools what the table lists at most. */
+static void cached_attention_step(lowering *l, ml_ref n) {
+    ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
+    ml_cached_attention_args args;
+    ml_cached_attention_read(l->g, n, &args);
+    const ml_type *table = ml_graph_type(l->g, ml_graph_source(l->g, n, CACHED_TABLE));
+    step->bytes = ml_type_bytes(ml_graph_type(l->g, ml_graph_source(l->g, n, CACHED_Q))) +
+                  ml_type_bytes(ml_graph_type(l->g, n));
+    for (int i = CACHED_K; i <= CACHED_V; i++) {
+        const ml_type *pool = ml_graph_type(l->g, ml_graph_source(l->g, n, i));
+        step->bytes += ml_type_bytes(pool) / ml_type_size(pool, args.pool) *
+                       ml_type_elements(table) * args.block;
+    }
+    ml_template_cached_attention(l->s, step);
+}
+
 void lower_opaque_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     ml_op op = ml_graph_node(l->g, n)->op;
@@ -179,10 +221,16 @@ void lower_opaque_step(lowering *l, lower_group *group) {
         gemm_step(l, group);
     else if (op == ML_OP_SCATTER_ADD)
         scatter_step(l, group);
+    else if (op == ML_OP_WRITE_ROWS)
+        write_rows_step(l, n);
+    else if (op == ML_OP_CACHED_ATTENTION)
+        cached_attention_step(l, n);
     else if (ml_op_attends(op))
         attention_step(l, n);
     else if (ml_op_is_ragged(op))
         ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n));
+    else if (ml_op_is_linear_scan(op))
+        linear_scan_step(l, n);
     else if (op == ML_OP_RECURRENCE)
         lower_recurrence_step(l, n);
     else if (op == ML_OP_WHERE)

@@ -77,17 +77,27 @@ typedef struct {
     const ml_tokenizer *tokenizer;
     ml_writer *writer;
     bool lines; /* tokens are bytes: documents end with a line */
-    int64_t tokens;
 } making;
 
-static ml_status add_ids(void *context, ml_ids *ids, bool ends) {
-    making *m = context;
-    int64_t eos = m->lines ? '\n' : ml_tokenizer_eos(m->tokenizer);
-    bool ended = m->lines && ids->count > 0 && ids->at[ids->count - 1] == '\n';
-    if (ends && eos >= 0 && ids->count > 0 && !ended) ML_TRY(ml_ids_add(ids, (uint32_t)eos));
-    m->tokens += ids->count;
-    ML_TRY(ml_writer_add(m->writer, ids->at, ids->count));
-    return ends ? ml_writer_end_document(m->writer) : ML_OK;
+static ml_status end_document(void *context, ml_ids *ids, int64_t first, bool ends) {
+    const making *m = context;
+    const int64_t eos = m->lines ? '\n' : ml_tokenizer_eos(m->tokenizer);
+    const bool empty = ids->count == first;
+    const bool ended = m->lines && !empty && ids->at[ids->count - 1] == '\n';
+    return ends && eos >= 0 && !empty && !ended ? ml_ids_add(ids, (uint32_t)eos) : ML_OK;
+}
+
+static ml_status place_ids(void *context, const uint32_t *ids, int64_t count, bool ends) {
+    const making *m = context;
+    (void)ids;
+    return ml_writer_place(m->writer, count, ends);
+}
+
+static ml_status write_ids(void *context, int file, int64_t at, const uint32_t *ids,
+                           int64_t count) {
+    const making *m = context;
+    (void)file;
+    return ml_writer_put(m->writer, at, ids, count);
 }
 
 /* What takes a while is said. */
@@ -106,10 +116,15 @@ static ml_status make_entry(const char *path, const ml_tokenizer *tokenizer, con
     int width = vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
     ML_TRY(ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer));
     encoding *e;
-    ml_status status =
-        encode_open(&(encode_options){.tokenizer = tokenizer, .sink = add_ids, .context = &m}, &e);
+    encode_options options = {.tokenizer = tokenizer,
+                              .finish = end_document,
+                              .sink = place_ids,
+                              .write = write_ids,
+                              .context = &m};
+    ml_status status = encode_open(&options, &e);
     if (status == ML_OK) status = encode_files(e, 1, (char *const[]){(char *)path});
-    if (status == ML_OK && m.tokens == 0) status = ml_fail(ML_IO, "%s holds no text", path);
+    if (status == ML_OK && ml_writer_tokens(m.writer) == 0)
+        status = ml_fail(ML_IO, "%s holds no text", path);
     encode_close(e);
     if (status == ML_OK) return ml_writer_close(m.writer, true);
     ml_error failed = *ml_error_last();

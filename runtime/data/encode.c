@@ -1,30 +1,47 @@
-/* Three stages, each a thread's, that hand batches of lines on to each other: reading, encoding (by
- * all threads of the pool), and what the sink does. */
+/* One thread reads files into chunks of documents. Each thread of the pool takes the next chunk and
+ * encodes it. Chunks that are encoded are placed one after another, by whichever thread is free:
+ * then it is known where their ids belong, and the same thread writes them beside the others. */
 #include "runtime/data/encode.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "runtime/base/memory.h"
 #include "runtime/base/pool.h"
 #include "runtime/data/text.h"
 
-enum { BATCHES = 4, BATCH = 1 << 15, PARTS = 256, MOST_THREADS = 256, THREAD_BYTES = 1 << 21 };
+enum {
+    MOST_THREADS = 256,
+    CHUNK = 1 << 19,     /* bytes of text, or one document that has more */
+    LARGE = 1 << 23,     /* of a chunk's memory: not held for the next */
+    CHUNKS_A_THREAD = 4, /* read, encoded and written at once */
+    FILES = 512          /* of the chunks that are written at once: each is open */
+};
+
 typedef struct {
     int file;
     text_place place;
-    size_t begin, end;  /* of the batch's text */
-    const ml_ids *from; /* NULL: there is no document */
-    int64_t first, count;
+    size_t begin, end;    /* of the chunk's text */
+    bool given;           /* there is a document: the line is not blank */
+    int64_t first, count; /* of the chunk's ids */
+    int64_t at;           /* in its file's */
 } document;
 
-typedef enum { BATCH_FREE, BATCH_READ, BATCH_ENCODED } batch_state;
+typedef enum { CHUNK_FREE, CHUNK_READ, CHUNK_TAKEN, CHUNK_ENCODED, CHUNK_PLACED } chunk_state;
 typedef struct {
-    batch_state state;
+    chunk_state state;
     ml_bytes text; /* as the file has it */
-    int64_t count;
-    document documents[BATCH];
-    ml_ids ids[MOST_THREADS]; /* of the documents that a thread encoded, each with ENCODE_SPARE */
-} batch;
+    document *documents;
+    int64_t count, capacity;
+    int files; /* that documents are of */
+    ml_ids ids;
+} chunk;
+
+/* Of a file: `open` counts what is not written, and one until it is placed as a whole. */
+typedef struct {
+    int64_t tokens;
+    atomic_int open;
+} output;
 
 struct encoding {
     encode_options options;
@@ -34,204 +51,290 @@ struct encoding {
     ml_words *words[MOST_THREADS];
     ml_bytes held[MOST_THREADS]; /* a line's text */
     char *const *paths;
-    int files, given; /* the file whose documents are given; -1: none yet */
-    batch batches[BATCHES];
-    batch *filled; /* by reading, number `read`; NULL: none is begun */
+    output *outputs;
+    int files, given; /* the file whose documents are placed; -1: none yet */
+    chunk *chunks;
+    int ring;      /* how many */
+    chunk *filled; /* by reading, number `read`; NULL: none is begun */
     int64_t read;
     int file;              /* that is read; all before are whole */
     ml_error unread;       /* why reading stopped */
-    pthread_mutex_t mutex; /* of the states, and: */
+    pthread_mutex_t mutex; /* of the chunks' states, and: */
     pthread_cond_t changed;
-    int64_t total; /* batches; -1: not known yet */
+    int64_t taken, placed, total; /* chunks: taken to be encoded; placed; all, INT64_MAX: unknown */
+    bool placing, stopped;
     ml_error failed;
 };
 
-/* ---- From stage to stage ---------------------------------------------------------------------
- */
-
-/* The batch of that number once it is in that state; NULL: there is none, or a stage failed. */
-static batch *take(encoding *e, int64_t number, batch_state state) {
-    batch *b = &e->batches[number % BATCHES];
-    bool have = false;
-    pthread_mutex_lock(&e->mutex);
-    while (e->failed.status == ML_OK && (e->total < 0 || number < e->total) &&
-           !(have = b->state == state))
-        pthread_cond_wait(&e->changed, &e->mutex);
-    pthread_mutex_unlock(&e->mutex);
-    return have ? b : NULL;
+static chunk *chunk_at(encoding *e, int64_t number) {
+    return &e->chunks[number % e->ring];
 }
 
-static void hand_on(encoding *e, batch *b, batch_state state) {
-    pthread_mutex_lock(&e->mutex);
-    b->state = state;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->mutex);
-}
-
-static bool has_failed(encoding *e) {
-    pthread_mutex_lock(&e->mutex);
-    bool failed = e->failed.status != ML_OK;
-    pthread_mutex_unlock(&e->mutex);
-    return failed;
-}
-
-/* A stage ends: with an error all do. */
-static void end_stage(encoding *e, ml_status status, int64_t total) {
-    pthread_mutex_lock(&e->mutex);
-    if (status != ML_OK && e->failed.status == ML_OK) e->failed = *ml_error_last();
-    if (total >= 0) e->total = total;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->mutex);
+/* With e->mutex: chunks from that number on are not worked on. Of several errors the first in the
+ * order of the text is left: chunks before it were taken before. */
+static void fail_at(encoding *e, int64_t number) {
+    if (number < e->total || e->failed.status == ML_OK) e->failed = *ml_error_last();
+    if (number < e->total) e->total = number;
 }
 
 /* ---- Reading ---------------------------------------------------------------------------------
  */
 
+static void set_state(encoding *e, chunk *c, chunk_state state) {
+    pthread_mutex_lock(&e->mutex);
+    c->state = state;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mutex);
+}
+
 static void hand_on_filled(encoding *e) {
-    hand_on(e, e->filled, BATCH_READ);
+    set_state(e, e->filled, CHUNK_READ);
     e->filled = NULL;
     e->read++;
 }
 
+static chunk *take_free(encoding *e) {
+    chunk *c = chunk_at(e, e->read);
+    pthread_mutex_lock(&e->mutex);
+    while (!e->stopped && e->read < e->total && c->state != CHUNK_FREE)
+        pthread_cond_wait(&e->changed, &e->mutex);
+    const bool wanted = !e->stopped && e->read < e->total;
+    pthread_mutex_unlock(&e->mutex);
+    return wanted ? c : NULL;
+}
+
+static ml_status add_document(chunk *c, document d) {
+    if (c->count == c->capacity) {
+        int64_t room = c->capacity ? 2 * c->capacity : 64;
+        document *more = ml_realloc(c->documents, (size_t)c->capacity * sizeof *more,
+                                    (size_t)room * sizeof *more);
+        if (!more) return ml_fail(ML_NO_MEMORY, "not enough host memory to read text");
+        c->documents = more, c->capacity = room;
+    }
+    c->documents[c->count++] = d;
+    return ML_OK;
+}
+
 static ml_status add_text(void *context, text_place place, const char *text, size_t bytes) {
     encoding *e = context;
-    batch *b = e->filled ? e->filled : (e->filled = take(e, e->read, BATCH_FREE));
-    if (!b) return ml_fail(ML_INTERRUPTED, "another stage failed");
-    document *d = &b->documents[b->count++];
-    *d = (document){e->file, place, b->text.count, b->text.count + bytes, NULL, 0, 0};
-    ML_TRY(ml_bytes_reserve(&b->text, bytes + 1)); /* never NULL */
-    ML_TRY(ml_bytes_add(&b->text, text, bytes));
-    size_t most = (size_t)(e->threads < 8 ? 8 : e->threads) * THREAD_BYTES;
-    if (b->text.count >= most || b->count == BATCH) hand_on_filled(e);
+    chunk *c = e->filled ? e->filled : (e->filled = take_free(e));
+    if (!c) return ml_fail(ML_INTERRUPTED, "text is not encoded any more");
+    c->files += c->count == 0 || c->documents[c->count - 1].file != e->file;
+    ML_TRY(add_document(c, (document){.file = e->file,
+                                      .place = place,
+                                      .begin = c->text.count,
+                                      .end = c->text.count + bytes}));
+    ML_TRY(ml_bytes_reserve(&c->text, bytes + 1)); /* never NULL */
+    ML_TRY(ml_bytes_add(&c->text, text, bytes));
+    if (c->text.count >= CHUNK) hand_on_filled(e);
     return ML_OK;
 }
 
 /* Of a file that cannot be read to its end nothing more is handed on, of those before all. */
 static void drop_file(encoding *e) {
-    batch *b = e->filled;
+    chunk *c = e->filled;
     e->unread = *ml_error_last();
-    while (b && b->count > 0 && b->documents[b->count - 1].file == e->file) b->count--;
+    while (c && c->count > 0 && c->documents[c->count - 1].file == e->file) c->count--;
 }
 
 static void *read_texts(void *context) {
     encoding *e = context;
     ml_status status = ML_OK;
-    for (e->file = 0; e->file < e->files; e->file++)
+    for (e->file = 0; e->file < e->files; e->file++) {
         if ((status = text_read(e->paths[e->file], add_text, e)) != ML_OK) break;
+        if (e->filled && e->filled->files >= FILES / e->threads) hand_on_filled(e);
+    }
     if (status != ML_OK) drop_file(e);
     if (e->filled) hand_on_filled(e);
-    end_stage(e, ML_OK, e->read);
+    pthread_mutex_lock(&e->mutex);
+    if (e->read < e->total) e->total = e->read;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mutex);
     return NULL;
 }
 
 /* ---- Encoding --------------------------------------------------------------------------------
  */
 
-static ml_status encode_one(encoding *e, batch *b, document *d, int thread) {
+static ml_status encode_one(encoding *e, chunk *c, document *d, int thread) {
     const char *text;
     size_t bytes;
-    ml_ids *ids = &b->ids[thread];
-    ML_TRY(text_of(d->place, b->text.at + d->begin, d->end - d->begin, &e->held[thread], &text,
+    ml_ids *ids = &c->ids;
+    d->first = ids->count;
+    ML_TRY(text_of(d->place, c->text.at + d->begin, d->end - d->begin, &e->held[thread], &text,
                    &bytes));
     if (!text) return ML_OK;
     if (!e->options.tokenizer) return ml_words_add(e->words[thread], text, bytes);
-    d->from = ids, d->first = ids->count;
     ML_TRY(ml_encoder_encode(e->encoders[thread], text, bytes, e->options.flags, ids));
+    if (e->options.finish)
+        ML_TRY(e->options.finish(e->options.context, ids, d->first, d->place.ends));
     d->count = ids->count - d->first;
-    ML_TRY(ml_ids_reserve(ids, ENCODE_SPARE));
-    ids->count += ENCODE_SPARE;
+    d->given = true;
     return ML_OK;
 }
 
-typedef struct {
-    encoding *encoding;
-    batch *batch;
-} encode_work;
-
-static void encode_documents(void *context, int64_t begin, int64_t end, int thread) {
-    const encode_work *work = context;
-    for (int64_t i = begin; i < end; i++)
-        ML_CHECK(encode_one(work->encoding, work->batch, &work->batch->documents[i], thread));
-}
-
-static ml_status encode_batches(encoding *e) {
-    batch *b;
-    for (int64_t n = 0; (b = take(e, n, BATCH_READ)); n++) {
-        for (int i = 0; i < e->threads; i++) b->ids[i].count = 0;
-        /* More parts than threads: documents differ in length. */
-        ML_TRY(ml_pool_run(e->pool, b->count, b->count < PARTS ? b->count : PARTS, encode_documents,
-                           &(encode_work){e, b}));
-        hand_on(e, b, BATCH_ENCODED);
-    }
+static ml_status encode_chunk(encoding *e, chunk *c, int thread) {
+    for (int64_t i = 0; i < c->count; i++) ML_TRY(encode_one(e, c, &c->documents[i], thread));
     return ML_OK;
 }
 
-/* ---- What becomes of the ids -----------------------------------------------------------------
+/* ---- Placing and writing ---------------------------------------------------------------------
  */
 
-/* The documents of files before that one are given. */
+/* Something of a file is written, or placed as a whole: what is left last ends it. */
+static ml_status close_output(encoding *e, int file) {
+    const bool last = atomic_fetch_sub(&e->outputs[file].open, 1) == 1;
+    return last && e->options.end ? e->options.end(e->options.context, file) : ML_OK;
+}
+
+static ml_status leave_file(encoding *e) {
+    const encode_options *o = &e->options;
+    if (o->leave) ML_TRY(o->leave(o->context, e->given));
+    return close_output(e, e->given);
+}
+
+/* The documents of files before that one are placed. */
 static ml_status reach_file(encoding *e, int file) {
     const encode_options *o = &e->options;
-    for (; e->given < file; e->given++) {
-        if (o->end && e->given >= 0) ML_TRY(o->end(o->context, e->given));
-        if (o->begin && e->given + 1 < e->files) ML_TRY(o->begin(o->context, e->given + 1));
+    while (e->given < file) {
+        if (e->given >= 0) ML_TRY(leave_file(e));
+        atomic_store(&e->outputs[++e->given].open, 1);
+        if (o->begin) ML_TRY(o->begin(o->context, e->given));
     }
     return ML_OK;
 }
 
-static ml_status give_batch(encoding *e, batch *b) {
+/* From document i on those of its file, [i, the result): their ids are one range. */
+static int64_t end_of_file(const chunk *c, int64_t i) {
+    const int file = c->documents[i].file;
+    while (i < c->count && c->documents[i].file == file) i++;
+    return i;
+}
+
+static ml_status place_chunk(encoding *e, chunk *c) {
     const encode_options *o = &e->options;
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < b->count; i++) {
-        const document *d = &b->documents[i];
-        ML_TRY(reach_file(e, d->file));
-        if (d->from) {
-            ml_ids ids = {d->from->at + d->first, d->count, d->count + ENCODE_SPARE};
-            ML_TRY(o->sink(o->context, &ids, d->place.ends));
+    for (int64_t i = 0, last; i < c->count; i = last) {
+        int64_t bytes = 0;
+        const int file = c->documents[i].file;
+        last = end_of_file(c, i);
+        ML_TRY(reach_file(e, file));
+        output *out = &e->outputs[file];
+        atomic_fetch_add(&out->open, 1);
+        for (int64_t k = i; k < last; k++) {
+            document *d = &c->documents[k];
+            bytes += (int64_t)(d->end - d->begin);
+            d->at = out->tokens;
+            if (!d->given) continue;
+            ML_TRY(o->sink(o->context, c->ids.at + d->first, d->count, d->place.ends));
+            out->tokens += d->count;
         }
-        bytes += (int64_t)(d->end - d->begin);
-        if (i + 1 < b->count && b->documents[i + 1].file == d->file) continue;
         if (o->progress) o->progress(o->context, bytes);
-        bytes = 0;
     }
     return ML_OK;
 }
 
-/* After the last batch: files without documents, and the end of the last one that is whole. */
-static ml_status give_rest(encoding *e) {
+static ml_status write_chunk(encoding *e, chunk *c) {
+    const encode_options *o = &e->options;
+    for (int64_t i = 0, last; i < c->count; i = last) {
+        const document *d = &c->documents[i];
+        last = end_of_file(c, i);
+        const document *end = &c->documents[last - 1];
+        const int64_t count = end->first + end->count - d->first;
+        if (o->write && count > 0)
+            ML_TRY(o->write(o->context, d->file, d->at, c->ids.at + d->first, count));
+        ML_TRY(close_output(e, d->file));
+    }
+    return ML_OK;
+}
+
+/* ---- What a thread does ----------------------------------------------------------------------
+ */
+
+static void empty_chunk(chunk *c) {
+    if (c->text.capacity > LARGE) ml_bytes_free(&c->text);
+    if (c->ids.capacity > LARGE / 4) ml_ids_free(&c->ids);
+    c->count = 0, c->files = 0, c->text.count = 0, c->ids.count = 0;
+}
+
+/* Each with e->mutex, which it lets go meanwhile; false: nothing is there to do. */
+static bool place_next(encoding *e) {
+    const int64_t number = e->placed;
+    chunk *c = chunk_at(e, number);
+    if (e->placing || number >= e->total || c->state != CHUNK_ENCODED) return false;
+    e->placing = true;
+    pthread_mutex_unlock(&e->mutex);
+    ml_status status = place_chunk(e, c);
+    pthread_mutex_lock(&e->mutex);
+    c->state = CHUNK_PLACED;
+    e->placing = false;
+    e->placed++;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mutex);
+    if (status == ML_OK) status = write_chunk(e, c);
+    empty_chunk(c);
+    pthread_mutex_lock(&e->mutex);
+    if (status != ML_OK) fail_at(e, number), e->stopped = true;
+    c->state = CHUNK_FREE;
+    pthread_cond_broadcast(&e->changed);
+    return true;
+}
+
+static bool encode_next(encoding *e, int thread) {
+    const int64_t number = e->taken;
+    chunk *c = chunk_at(e, number);
+    if (number >= e->total || c->state != CHUNK_READ) return false;
+    e->taken++;
+    c->state = CHUNK_TAKEN;
+    pthread_mutex_unlock(&e->mutex);
+    ml_status status = encode_chunk(e, c, thread);
+    pthread_mutex_lock(&e->mutex);
+    if (status != ML_OK) fail_at(e, number);
+    c->state = CHUNK_ENCODED;
+    pthread_cond_broadcast(&e->changed);
+    return true;
+}
+
+static void work(void *context, int64_t begin, int64_t end, int thread) {
+    encoding *e = context;
+    (void)begin, (void)end;
+    pthread_mutex_lock(&e->mutex);
+    while (!e->stopped && e->placed < e->total)
+        if (!place_next(e) && !encode_next(e, thread)) pthread_cond_wait(&e->changed, &e->mutex);
+    pthread_mutex_unlock(&e->mutex);
+}
+
+/* After the last chunk: files without documents, and the end of the last one that is whole. */
+static ml_status place_rest(encoding *e) {
     if (e->given >= e->file || e->file == 0) return ML_OK;
     ML_TRY(reach_file(e, e->file - 1));
-    return e->options.end ? e->options.end(e->options.context, e->file - 1) : ML_OK;
+    return leave_file(e);
 }
 
-static void *give_ids(void *context) {
-    encoding *e = context;
-    ml_status status = ML_OK;
-    batch *b;
-    for (int64_t n = 0; status == ML_OK && (b = take(e, n, BATCH_ENCODED)); n++) {
-        status = give_batch(e, b);
-        b->count = 0, b->text.count = 0;
-        hand_on(e, b, BATCH_FREE);
-    }
-    if (status == ML_OK && !has_failed(e)) status = give_rest(e);
-    end_stage(e, status, -1);
-    return NULL;
+static ml_status run(encoding *e) {
+    pthread_t reading;
+    if (pthread_create(&reading, NULL, read_texts, e) != 0)
+        return ml_fail(ML_NO_MEMORY, "no thread to read text");
+    ml_status status = ml_pool_run(e->pool, e->threads, e->threads, work, e);
+    pthread_join(reading, NULL);
+    if (status != ML_OK) return status;
+    if (e->failed.status == ML_OK) return place_rest(e);
+    *ml_error_last() = e->failed;
+    return e->failed.status;
 }
 
 ml_status encode_files(encoding *e, int count, char *const *paths) {
-    pthread_t reading, giving;
-    e->paths = paths, e->files = count, e->given = -1, e->read = 0, e->total = -1;
-    e->unread.status = ML_OK;
-    if (pthread_create(&reading, NULL, read_texts, e) != 0)
-        return ml_fail(ML_NO_MEMORY, "no thread to read text");
-    bool gives = pthread_create(&giving, NULL, give_ids, e) == 0;
-    ml_status status = gives ? encode_batches(e) : ml_fail(ML_NO_MEMORY, "no thread to give ids");
-    end_stage(e, status, -1);
-    pthread_join(reading, NULL);
-    if (gives) pthread_join(giving, NULL);
-    const ml_error *error = e->failed.status != ML_OK ? &e->failed : &e->unread;
-    if (error->status != ML_OK) *ml_error_last() = *error;
-    return error->status;
+    e->paths = paths, e->files = count, e->given = -1;
+    e->read = e->taken = e->placed = 0, e->total = INT64_MAX;
+    e->placing = e->stopped = false;
+    e->failed.status = e->unread.status = ML_OK;
+    e->outputs = ml_alloc(((size_t)count + 1) * sizeof *e->outputs);
+    if (!e->outputs) return ml_fail(ML_NO_MEMORY, "not enough host memory for %d files", count);
+    ml_status status = run(e);
+    ml_free(e->outputs);
+    e->outputs = NULL;
+    if (status != ML_OK || e->unread.status == ML_OK) return status;
+    *ml_error_last() = e->unread;
+    return e->unread.status;
 }
 
 /* ---- All files -------------------------------------------------------------------------------
@@ -240,7 +343,10 @@ ml_status encode_files(encoding *e, int count, char *const *paths) {
 static ml_status begin(encoding *e) {
     e->threads = ml_cpu_count() < MOST_THREADS ? ml_cpu_count() : MOST_THREADS;
     e->pool = ml_pool_new(e->threads);
-    if (!e->pool) return ml_fail(ML_NO_MEMORY, "not enough host memory to make tokens of text");
+    e->ring = CHUNKS_A_THREAD * (e->threads + 1);
+    e->chunks = ml_alloc((size_t)e->ring * sizeof *e->chunks);
+    if (!e->pool || !e->chunks)
+        return ml_fail(ML_NO_MEMORY, "not enough host memory to make tokens of text");
     for (int i = 0; i < e->threads; i++)
         ML_TRY(e->options.tokenizer ? ml_encoder_open(e->options.tokenizer, &e->encoders[i])
                                     : ml_words_open(&e->words[i]));
@@ -264,10 +370,14 @@ void encode_close(encoding *e) {
         ml_encoder_close(e->encoders[i]);
         ml_words_close(e->words[i]);
         ml_bytes_free(&e->held[i]);
-        for (int k = 0; k < BATCHES; k++) ml_ids_free(&e->batches[k].ids[i]);
     }
     ml_pool_free(e->pool);
-    for (int k = 0; k < BATCHES; k++) ml_bytes_free(&e->batches[k].text);
+    for (int i = 0; e->chunks && i < e->ring; i++) {
+        ml_bytes_free(&e->chunks[i].text);
+        ml_ids_free(&e->chunks[i].ids);
+        ml_free(e->chunks[i].documents);
+    }
+    ml_free(e->chunks);
     pthread_mutex_destroy(&e->mutex);
     pthread_cond_destroy(&e->changed);
     ml_free(e);

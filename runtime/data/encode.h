@@ -6,17 +6,21 @@
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/train.h"
 
-enum { ENCODE_SPARE = 2 };
-
-/* The calls are those of one thread at a time, which is not the caller's, in the files' order. */
+/* Files have the numbers of their order. begin, sink, leave and progress are called by one thread
+ * at a time, in the files' order; finish, write and end by any thread, several at once. All but
+ * sink may be NULL. `ends`: the ids end their document (text.h). */
 typedef struct {
     const ml_tokenizer *tokenizer; /* NULL: words are counted, and there is no sink */
     int flags;                     /* of ml_encoder_encode */
-    /* `ends`: the ids end their document (text.h). May append ENCODE_SPARE ids. */
-    ml_status (*sink)(void *context, ml_ids *ids, bool ends);
-    /* NULL, or around the documents of the file of that number; no end where reading it failed. */
-    ml_status (*begin)(void *context, int file), (*end)(void *context, int file);
-    void (*progress)(void *context, int64_t bytes); /* NULL, or after some bytes of a file's text */
+    ml_status (*begin)(void *context, int file);
+    /* The document's ids are those from `first` on; may append more. */
+    ml_status (*finish)(void *context, ml_ids *ids, int64_t first, bool ends);
+    ml_status (*sink)(void *context, const uint32_t *ids, int64_t count, bool ends);
+    ml_status (*leave)(void *context, int file); /* after its last document */
+    /* Ids of one file, of documents that the sink was given: `at` of its ids come before them. */
+    ml_status (*write)(void *context, int file, int64_t at, const uint32_t *ids, int64_t count);
+    ml_status (*end)(void *context, int file);      /* all is written; not where reading failed */
+    void (*progress)(void *context, int64_t bytes); /* after some bytes of a file's text */
     void *context;
 } encode_options;
 

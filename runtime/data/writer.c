@@ -10,7 +10,7 @@
 #include "runtime/base/memory.h"
 #include "runtime/base/pool.h"
 
-enum { LLMC_HEADER = 1024 };
+enum { LLMC_HEADER = 1024, BLOCK = 1 << 15 /* tokens that are written at once */ };
 
 struct ml_writer {
     char *path, *part;
@@ -34,6 +34,17 @@ static void put(unsigned char *to, uint64_t value, int bytes) {
 
 static ml_status write_bytes(FILE *file, const char *path, const void *bytes, size_t count) {
     return fwrite(bytes, 1, count, file) == count ? ML_OK : failed("write", path);
+}
+
+static ml_status write_at(const ml_writer *w, int64_t offset, const void *bytes, int64_t count) {
+    for (int64_t done = 0; done < count;) {
+        ssize_t got = pwrite(fileno(w->file), (const char *)bytes + done, (size_t)(count - done),
+                             (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return failed("write", w->part);
+        done += got;
+    }
+    return ML_OK;
 }
 
 static void free_writer(ml_writer *w) {
@@ -98,24 +109,51 @@ static const void *narrow(uint16_t *to, const uint32_t *ids, int64_t count, int 
     return width == 4 ? (const void *)ids : to;
 }
 
-ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
-    enum { BLOCK = 1 << 14 };
-    uint16_t block[BLOCK];
+/* A block of at most BLOCK ids, as it is in the file. */
+static ml_status to_file(const ml_writer *w, uint16_t block[BLOCK], const uint32_t *ids,
+                         int64_t count, const void **bytes) {
     const uint32_t most = w->width < 4 ? (1u << 8 * w->width) - 1 : INT32_MAX;
+    uint32_t bits = 0;
+    for (int64_t k = 0; k < count; k++) bits |= ids[k];
+    for (int64_t k = 0; bits > most && k < count; k++)
+        if (ids[k] > most) {
+            ml_fail(ML_IO, "token %u does not fit the %d bytes of a token in %s", ids[k], w->width,
+                    w->path);
+            return ml_help("write 4 bytes a token");
+        }
+    *bytes = narrow(block, ids, count, w->width);
+    return ML_OK;
+}
+
+ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
+    uint16_t block[BLOCK];
+    const void *bytes;
     for (int64_t i = 0; i < count; i += BLOCK) {
         int64_t part = count - i < BLOCK ? count - i : BLOCK;
-        uint32_t bits = 0;
-        for (int64_t k = 0; k < part; k++) bits |= ids[i + k];
-        for (int64_t k = 0; bits > most && k < part; k++)
-            if (ids[i + k] > most) {
-                ml_fail(ML_IO, "token %u does not fit the %d bytes of a token in %s", ids[i + k],
-                        w->width, w->path);
-                return ml_help("write 4 bytes a token");
-            }
-        const void *bytes = narrow(block, ids + i, part, w->width);
+        ML_TRY(to_file(w, block, ids + i, part, &bytes));
         ML_TRY(write_bytes(w->file, w->part, bytes, (size_t)(part * w->width)));
     }
     w->tokens += count;
+    return ML_OK;
+}
+
+ml_status ml_writer_place(ml_writer *w, int64_t count, bool ends) {
+    w->tokens += count;
+    return ends ? ml_writer_end_document(w) : ML_OK;
+}
+
+int64_t ml_writer_tokens(const ml_writer *w) {
+    return w->tokens;
+}
+
+ml_status ml_writer_put(ml_writer *w, int64_t at, const uint32_t *ids, int64_t count) {
+    uint16_t block[BLOCK];
+    const void *bytes;
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        int64_t part = count - i < BLOCK ? count - i : BLOCK;
+        ML_TRY(to_file(w, block, ids + i, part, &bytes));
+        ML_TRY(write_at(w, (at + i) * w->width, bytes, part * w->width));
+    }
     return ML_OK;
 }
 
@@ -147,6 +185,7 @@ typedef struct {
     ml_writer *writer;
     char *const *parts;
     int64_t *offsets; /* of each part in the file, and the end */
+    const int64_t *done;
 } joining;
 
 static ml_status read_lengths(ml_writer *w, const char *part) {
@@ -168,13 +207,12 @@ static ml_status read_lengths(ml_writer *w, const char *part) {
 }
 
 static ml_status copy_part(const joining *j, int64_t i, int in, char *block, size_t room) {
-    int out = fileno(j->writer->file);
     int64_t at = j->offsets[i], end = j->offsets[i + 1];
     while (at < end) {
         size_t most = (size_t)(end - at) < room ? (size_t)(end - at) : room;
         ssize_t got = pread(in, block, most, at - j->offsets[i]);
         if (got <= 0) return failed("read", j->parts[i]);
-        if (pwrite(out, block, (size_t)got, at) != got) return failed("write", j->writer->part);
+        ML_TRY(write_at(j->writer, at, block, got));
         at += got;
     }
     return ML_OK;
@@ -185,6 +223,7 @@ static void copy_parts(void *context, int64_t begin, int64_t end, int thread) {
     const joining *j = context;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
+        if (j->done[i] >= 0 && j->done[i] * j->writer->width == j->offsets[i]) continue;
         int in = open(j->parts[i], O_RDONLY | O_CLOEXEC);
         char *block = in < 0 ? NULL : ml_alloc(ROOM);
         ml_status status = in < 0   ? failed("open", j->parts[i])
@@ -219,8 +258,8 @@ static ml_status join(joining *j, int count) {
     return status;
 }
 
-ml_status ml_writer_join(ml_writer *w, int count, char *const *parts) {
-    joining j = {w, parts, ml_alloc(((size_t)count + 1) * sizeof *j.offsets)};
+ml_status ml_writer_join(ml_writer *w, int count, char *const *parts, const int64_t *done) {
+    joining j = {w, parts, ml_alloc(((size_t)count + 1) * sizeof *j.offsets), done};
     if (!j.offsets) return ml_fail(ML_NO_MEMORY, "not enough host memory to write %s", w->path);
     ml_status status = join(&j, count);
     ml_free(j.offsets);

@@ -7,6 +7,7 @@
 #ifndef ML_WRITER_H
 #define ML_WRITER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -20,9 +21,16 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
 /* Append tokens to the document. One that does not fit the width is an error. */
 ml_status ml_writer_add(ml_writer *writer, const uint32_t *ids, int64_t count);
 ml_status ml_writer_end_document(ml_writer *writer);
-/* Instead of adding: all of other files of Megatron's with that width (their .bin), in this order,
- * by all cores. Of one file alone the .bin is taken, not copied. Not for llm.c's. */
-ml_status ml_writer_join(ml_writer *writer, int count, char *const *parts);
+/* Instead of adding, by several threads: place each document's tokens in order, `ends` after its
+ * last ones, by one thread at a time; put what is placed at the `at`-th token, by any thread. Not
+ * for llm.c's. */
+ml_status ml_writer_place(ml_writer *writer, int64_t count, bool ends);
+ml_status ml_writer_put(ml_writer *writer, int64_t at, const uint32_t *ids, int64_t count);
+int64_t ml_writer_tokens(const ml_writer *writer); /* added or placed */
+/* All of other files of Megatron's with that width (their .bin), in this order: done[i] are the
+ * tokens before part i where all of it was put there already, else -1; the others are copied by all
+ * cores. Of one file alone the .bin is taken, not copied. Not for llm.c's. */
+ml_status ml_writer_join(ml_writer *writer, int count, char *const *parts, const int64_t *done);
 /* Give the files their names, or, where not `keep`, remove what was written. Frees the writer. */
 ml_status ml_writer_close(ml_writer *writer, bool keep);
 

@@ -8,6 +8,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/graph/convert.h"
+#include "runtime/graph/recurrence.h"
 #include "runtime/passes/passes.h"
 
 struct ml_checker {
@@ -108,6 +109,11 @@ static double *value_expected(check_call *call, ml_ref root) {
         if (taken[n]) {
             call->copy[n] = input_add(call, n);
             continue;
+        }
+        if (node->op == ML_OP_RECURRENCE) {
+            ml_dtype inside = ml_recurrence_roughest(g, n);
+            if (ml_dtypes[inside].digits < ml_dtypes[call->roughest].digits)
+                call->roughest = inside;
         }
         if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT || node->op == ML_OP_COORDINATE ||
             ml_ops[node->op].op_class == ML_CLASS_COLLECTIVE) {

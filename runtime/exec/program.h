@@ -71,6 +71,9 @@ bool ml_session_has_value(const ml_session *session, uint32_t state);
 /* A state's whole value, in its type's order; on several ranks all at once. Initializes all states
  * first where needed. */
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);
+/* The state's own memory, valid until something is run or assigned; NULL where this rank has not
+ * all of it or the host cannot read it. */
+ml_status ml_session_state_memory(ml_session *session, uint32_t state, const void **memory);
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from);
 
 #endif

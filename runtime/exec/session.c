@@ -366,7 +366,8 @@ bool ml_session_has_value(const ml_session *session, uint32_t state) {
     return state < session->state_count && session->states[state].initialized;
 }
 
-ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
+/* The state has memory and a value. */
+static ml_status state_ready(ml_session *session, uint32_t state) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = program_settle_others(session, NULL);
     if (status == ML_OK) status = session_grow(session);
@@ -376,7 +377,19 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
         if (status == ML_OK && !session->states[state].initialized)
             status = ml_fail(ML_INVALID, "state %u has no initial value yet", state);
     }
-    if (status != ML_OK) return status;
+    return status;
+}
+
+ml_status ml_session_state_memory(ml_session *session, uint32_t state, const void **memory) {
+    *memory = NULL;
+    if (session->everyone != NULL || session->device->ops->fetch != NULL) return ML_OK;
+    ML_TRY(state_ready(session, state));
+    *memory = session->states[state].memory;
+    return ML_OK;
+}
+
+ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
+    ML_TRY(state_ready(session, state));
     ml_device *device = session->device;
     const session_state *held = &session->states[state];
     if (session->everyone == NULL) {
@@ -388,7 +401,7 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     int64_t bytes = ml_type_bytes(&local);
     void *part = ml_alloc((size_t)bytes + 1);
     if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading a state");
-    status = part_download(session, state, part);
+    ml_status status = part_download(session, state, part);
     if (status == ML_OK) status = session_spread(session, state, part, bytes);
     if (status == ML_OK) status = session_gather(session, state, part, to);
     ml_free(part);

@@ -10,6 +10,11 @@
  * on it. A gradient has the dtype, axes and axis order of its node. */
 void ml_autodiff(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count, ml_ref *gradients);
 
+/* Gradients of wrt, which are independent variables whatever they are computed from, by one
+ * product of roots and cotangents; 0 where none of the roots depends on one. */
+void ml_pull_back(ml_graph *g, const ml_ref *roots, const ml_ref *cotangents, int root_count,
+                  const ml_ref *wrt, int wrt_count, ml_ref *gradients);
+
 /* The reference interpreter: every op by its definition, one at a time, in float64 (integers in
  * int64), in no hurry. states[id] and inputs[id] hold elements as doubles in type order;
  * results[i] (for nodes[i]) are allocated in `arena`. bf16 and f32 values are not rounded unless

@@ -145,12 +145,11 @@ static void check_captured(const infer *in, int i, const ml_type *score) {
     }
 }
 
-/* `captured`: the first captured source. Elementwise nodes over PARAMs of the right types. */
-static void check_function(const infer *in, ml_ref root, int captured, const ml_type *score) {
+void attention_check_function(const infer *in, ml_ref root, const ml_type *params, int count,
+                              const ml_type *score) {
     ml_graph *g = in->g;
     ml_refs body = {0};
     graph_reach(g, root, ml_graph_arena(g), &body);
-    int count = in->source_count - captured;
     for (uint32_t i = 0; i < body.count; i++) {
         const ml_node *node = ml_graph_node(g, body.at[i]);
         const ml_op_info *info = &ml_ops[node->op];
@@ -161,11 +160,9 @@ static void check_function(const infer *in, ml_ref root, int captured, const ml_
                         "a score function cannot use %s: it is elementwise", info->name);
         if (node->op != ML_OP_PARAM) continue;
         int64_t index = ml_graph_args(g, body.at[i])[0];
-        if (index < 0 || index > count + (in->op == ML_OP_ATTENTION_GRAD))
+        if (index < 0 || index >= count)
             ml_raise(ML_INTERNAL, "a score function has no parameter %lld", (long long)index);
-        const ml_type *wanted =
-            index == 0 || index == count + 1 ? score : infer_source(in, captured + (int)index - 1);
-        if (!ml_type_equal(wanted, ml_graph_type(g, body.at[i])))
+        if (!ml_type_equal(&params[index], ml_graph_type(g, body.at[i])))
             ml_raise(ML_INTERNAL, "parameter %lld of a score function has the wrong type",
                      (long long)index);
     }
@@ -174,6 +171,18 @@ static void check_function(const infer *in, ml_ref root, int captured, const ml_
         ml_raise(ML_INTERNAL, "a score function does not give scores");
     if (!(ml_graph_node(g, root)->flags & ML_NODE_FUNCTION))
         ml_raise(ML_INTERNAL, "a score function is not marked as one");
+}
+
+/* `captured`: the first captured source. */
+static void check_functions(const infer *in, const ml_attention_args *a, int captured,
+                            const ml_type *score) {
+    int count = in->source_count - captured;
+    ml_type *params = ML_NEW_ARRAY(ml_graph_arena(in->g), ml_type, count + 2);
+    params[0] = params[count + 1] = *score;
+    for (int i = 0; i < count; i++) params[1 + i] = *infer_source(in, captured + i);
+    int known = count + 1 + (in->op == ML_OP_ATTENTION_GRAD);
+    if (a->score) attention_check_function(in, a->score, params, known, score);
+    if (a->derivative) attention_check_function(in, a->derivative, params, known, score);
 }
 
 void infer_attention(infer *in, ml_type *out) {
@@ -192,8 +201,7 @@ void infer_attention(infer *in, ml_type *out) {
     ml_type score;
     ml_attention_score_type(in->g, in->sources[0], in->sources[1], &a, &score);
     for (int i = captured; i < in->source_count; i++) check_captured(in, i, &score);
-    if (a.score) check_function(in, a.score, captured, &score);
-    if (a.derivative) check_function(in, a.derivative, captured, &score);
+    check_functions(in, &a, captured, &score);
     for (int i = captured - a.placed * PLACES; i < captured; i++) {
         infer_dtype(in, i, ML_I32, "the place of attention's operand");
         if (infer_source(in, i)->rank) ml_raise(ML_INTERNAL, "attention's places are numbers");
@@ -218,8 +226,7 @@ void infer_attention(infer *in, ml_type *out) {
 
 /* ---- Constructors ---------------------------------------------------------------------------- */
 
-/* The function, marked as one, with every axis and the dtype of the scores. */
-static ml_ref prepare(ml_graph *g, ml_ref root, const ml_type *score) {
+ml_ref attention_prepare_function(ml_graph *g, ml_ref root, const ml_type *score) {
     if (!root || (ml_graph_node(g, root)->flags & ML_NODE_FUNCTION)) return root;
     const ml_type *t = ml_graph_type(g, root);
     if (ml_dtypes[t->dtype].kind != ML_KIND_FLOAT) {
@@ -251,8 +258,8 @@ static ml_ref add(ml_graph *g, ml_op op, const ml_ref *sources, int count,
         ml_type score;
         ml_attention_score_type(g, ml_graph_source(g, first, 0), ml_graph_source(g, first, 1), args,
                                 &score);
-        prepared.score = prepare(g, args->score, &score);
-        prepared.derivative = prepare(g, args->derivative, &score);
+        prepared.score = attention_prepare_function(g, args->score, &score);
+        prepared.derivative = attention_prepare_function(g, args->derivative, &score);
     }
     int64_t packed[ARGS];
     pack(&prepared, packed);

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/conv.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/recurrence.h"
 
@@ -311,13 +313,18 @@ static ml_ref merge_back(ml_graph *G, ml_ref n, ml_ref g) {
                     ml_type_size(type, AXIS(1)));
 }
 
-/* Through the definition of an attention node: for gradients of captured tensors or of the
- * logsumexp, and for second derivatives. */
+/* Through the definition of an attention or a linear scan: for gradients of captured tensors or of
+ * the logsumexp, and for second derivatives. */
 static void definition_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     ml_graph *G = t->graph;
     ml_ref outputs[ML_MAX_OUTPUTS], roots[ML_MAX_OUTPUTS], given[ML_MAX_OUTPUTS];
     int count = ml_graph_node(G, n)->source_count, output_count = ml_op_outputs(G, n), used = 0;
-    ml_attention_decompose(G, n, outputs);
+    if (ml_op_is_linear_scan((ml_op)ml_graph_node(G, n)->op))
+        ml_linear_scan_decompose(G, n, outputs);
+    else if (ml_graph_node(G, n)->op == ML_OP_CACHED_ATTENTION)
+        outputs[0] = ml_cached_attention_decompose(G, n);
+    else
+        ml_attention_decompose(G, n, outputs);
     for (int i = 0; i < output_count; i++)
         if (cotangents[i]) {
             ml_type type = *ml_graph_type(G, outputs[i]);
@@ -386,6 +393,34 @@ static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
 }
 
+/* No two indices are equal. */
+static void write_rows_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_ref index = ml_graph_source(G, n, 1), value = ml_graph_source(G, n, 2);
+    ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];
+    ml_type type = *ml_graph_type(G, value);
+    ml_ref none = ml_broadcast(G, ml_const(G, (ml_dtype)type.dtype, 0), &type);
+    GIVE(0, ml_write_rows(G, g, index, none, axis));
+    GIVE(2, ml_permute(G, ml_gather(G, g, index, axis), &type));
+}
+
+static void linear_scan_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_graph *G = t->graph;
+    ml_linear_scan scan;
+    ml_linear_scan_read(G, n, &scan);
+    int count = ml_graph_node(G, n)->source_count;
+    ml_ref sources[LINEAR_SCAN_MOST_SOURCES + 2];
+    memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
+    for (int i = 0; i < 2; i++) {
+        ml_type type;
+        ml_linear_scan_type(G, n, i, &type);
+        ml_ref none = ml_broadcast(G, ml_const(G, (ml_dtype)type.dtype, 0), &type);
+        sources[count + i] = cotangents[i] ? cotangents[i] : none;
+    }
+    ml_ref grad = ml_linear_scan_grad(G, sources, &scan);
+    for (int i = 0; i < count; i++) GIVE(i, ml_out(G, grad, i));
+}
+
 static void pull_back(void *context, const ml_ref *roots, const ml_ref *cotangents, int root_count,
                       const ml_ref *wrt, int wrt_count, ml_ref *gradients) {
     tape *t = context;
@@ -450,6 +485,28 @@ static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *g
         entry *e = find(&t, p->wrt[i]);
         gradients[i] = e && e->needs ? e->gradient[0] : 0;
     }
+}
+
+typedef struct {
+    ml_graph *graph;
+    ml_arena *scratch;
+    const product *product;
+    ml_ref *gradients;
+} pulling;
+
+static void pull(void *argument) {
+    pulling *p = argument;
+    backward(p->graph, p->scratch, p->product, p->gradients);
+}
+
+void ml_pull_back(ml_graph *g, const ml_ref *roots, const ml_ref *cotangents, int root_count,
+                  const ml_ref *wrt, int wrt_count, ml_ref *gradients) {
+    product p = {roots, cotangents, root_count, wrt, wrt_count, true};
+    pulling pulled = {g, ml_arena_new(), &p, gradients};
+    if (!pulled.scratch) ml_raise(ML_NO_MEMORY, "no memory left to differentiate the program");
+    ml_status status = ml_protect(pull, &pulled);
+    ml_arena_free(pulled.scratch);
+    if (status != ML_OK) ml_raise_last();
 }
 
 typedef struct {

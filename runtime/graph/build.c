@@ -255,6 +255,11 @@ ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, con
                         type);
 }
 
+ml_ref ml_write_rows(ml_graph *g, ml_ref cache, ml_ref index, ml_ref value, ml_axis axis) {
+    return ml_graph_add(g, ML_OP_WRITE_ROWS, (ml_ref[]){cache, index, value}, 3, (int64_t[]){axis},
+                        1, NULL);
+}
+
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype) {
     int64_t args[ML_MAX_AXES];
     copy_axes(axes, count, args);

@@ -1,5 +1,6 @@
 #include "runtime/graph/convert.h"
 
+#include <math.h>
 #include <string.h>
 
 static float of_bits(uint32_t bits) {
@@ -43,6 +44,29 @@ float ml_from_f16(uint16_t bits) {
     if (exponent > 0) return of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
     float small = (float)mantissa * 0x1p-24f; /* zero and subnormals */
     return sign ? -small : small;
+}
+
+uint16_t ml_to_f16(double value) {
+    const uint16_t sign = signbit(value) ? 0x8000 : 0;
+    const double size = fabs(value);
+    int exponent;
+    if (value != value) return sign | 0x7e00;
+    if (size >= 65520) return sign | 0x7c00;                              /* half way to 65,536 */
+    if (size < 0x1p-14) return sign | (uint16_t)nearbyint(size * 0x1p24); /* subnormal, or 2^-14 */
+    const double mantissa = nearbyint(frexp(size, &exponent) * 0x1p11);   /* 1024 to 2048 */
+    return (uint16_t)(sign + ((exponent + 14) << 10) + (int)mantissa - 1024);
+}
+
+/* The same of an f32, which a loop over many can do by vectors: a subnormal is rounded by adding
+ * 0.5, whose last bit is the least of an f16. */
+static uint16_t round_f16(float value) {
+    const uint32_t bits = bits_of(value), size = bits & 0x7fffffff;
+    const uint32_t small = bits_of(of_bits(size) + 0.5f) - 0x3f000000;
+    const uint32_t normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    uint32_t half = size < 0x38800000 ? small : normal;
+    half = size >= 0x477ff000 ? 0x7c00 : half;
+    half = size > 0x7f800000 ? 0x7e00 : half;
+    return (uint16_t)((bits >> 16 & 0x8000) | half);
 }
 
 #define ml_plain(x) (x)
@@ -95,6 +119,12 @@ bool ml_converts(ml_dtype from, ml_dtype to) {
 
 static void convert_floats(ml_dtype from, const void *source, ml_dtype to, void *target,
                            int64_t count) {
+    if (from == ML_F16 && to == ML_F32) CONVERT(uint16_t, float, ml_from_f16(a[i]));
+    if (from == ML_F16 && to == ML_F64) CONVERT(uint16_t, double, (double)ml_from_f16(a[i]));
+    if (from == ML_F16 && to == ML_BF16) CONVERT(uint16_t, uint16_t, round_bf16(ml_from_f16(a[i])));
+    if (from == ML_BF16 && to == ML_F16) CONVERT(uint16_t, uint16_t, round_f16(ml_from_bf16(a[i])));
+    if (from == ML_F32 && to == ML_F16) CONVERT(float, uint16_t, round_f16(a[i]));
+    if (from == ML_F64 && to == ML_F16) CONVERT(double, uint16_t, ml_to_f16(a[i]));
     if (from == ML_BF16 && to == ML_F32) CONVERT(uint16_t, float, ml_from_bf16(a[i]));
     if (from == ML_BF16 && to == ML_F64) CONVERT(uint16_t, double, (double)ml_from_bf16(a[i]));
     if (from == ML_F32 && to == ML_BF16) CONVERT(float, uint16_t, round_bf16(a[i]));

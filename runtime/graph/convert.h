@@ -10,7 +10,9 @@
 
 float ml_from_bf16(uint16_t bits);
 uint16_t ml_to_bf16(double value);
-float ml_from_f16(uint16_t bits); /* IEEE 754 binary16: 5 bits of exponent, 10 of mantissa */
+/* IEEE 754 binary16: 5 bits of exponent, 10 of mantissa. */
+float ml_from_f16(uint16_t bits);
+uint16_t ml_to_f16(double value);
 
 /* One element in host memory as a number, and back: integers wrap around, floats round. */
 double ml_element(ml_dtype dtype, const void *data, int64_t i);

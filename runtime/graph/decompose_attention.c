@@ -1,5 +1,6 @@
 /* Attention by its definition where that is cheaper, or where no kernel serves (analysis.h);
  * placements dropped where there is one rank. */
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
 
@@ -16,6 +17,17 @@ static bool served(const ml_graph *g, ml_ref node, const ml_attention_args *args
            value_dim <= KERNEL_HEAD_DIM;
 }
 
+static bool served_cached(const ml_graph *g, ml_ref node) {
+    enum { LARGEST_DIM = 1024 };
+    for (int i = CACHED_Q; i <= CACHED_V; i++)
+        if (ml_graph_type(g, ml_graph_source(g, node, i))->dtype == ML_F64) return false;
+    ml_cached_attention_args args;
+    ml_cached_attention_read(g, node, &args);
+    return ml_type_size(ml_graph_type(g, ml_graph_source(g, node, CACHED_K)), args.head_dim) <=
+               LARGEST_DIM &&
+           ml_type_size(ml_graph_type(g, node), args.head_dim) <= LARGEST_DIM;
+}
+
 static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
     ml_op op = ml_graph_node(r->from, node)->op;
     ml_ref copy = rewrite_copy(r, node, sources);
@@ -24,6 +36,10 @@ static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
         ragged_gated_decompose(r->to, copy, both);
         return both[0];
     }
+    if (op == ML_OP_CACHED_ATTENTION)
+        return *(const int64_t *)r->context < INT64_MAX && served_cached(r->to, copy)
+                   ? copy
+                   : ml_cached_attention_decompose(r->to, copy);
     if (!ml_op_attends(op)) return copy;
     ml_attention_args args;
     ml_attention_read(r->to, copy, &args);

@@ -1,6 +1,8 @@
 /* FLOPs of one node (analysis.h). */
 #include "runtime/graph/analysis.h"
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/conv.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/recurrence.h"
 
@@ -35,6 +37,17 @@ static double attention_flops(const ml_graph *g, ml_ref n, bool gradient) {
     return gradient ? 2 * forward : forward;
 }
 
+/* As if all that the table lists were seen. */
+static double cached_attention_flops(const ml_graph *g, ml_ref n) {
+    ml_cached_attention_args args;
+    ml_cached_attention_read(g, n, &args);
+    const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, CACHED_Q));
+    const ml_type *table = ml_graph_type(g, ml_graph_source(g, n, CACHED_TABLE));
+    int64_t keys = args.block * ml_type_size(table, args.columns);
+    int64_t elements = ml_type_elements(q) + ml_type_elements(ml_graph_type(g, n));
+    return 2 * (double)keys * (double)elements;
+}
+
 static double recurrence_flops(const ml_graph *g, ml_ref n) {
     ml_recurrence r;
     ml_roots roots;
@@ -57,10 +70,12 @@ double ml_flops(const ml_graph *g, ml_ref n) {
             elements *= (double)ml_type_size(a, (ml_axis)ml_graph_args(g, n)[i]);
         return 2 * elements;
     }
+    if (node->op == ML_OP_CACHED_ATTENTION) return cached_attention_flops(g, n);
     if (node->op == ML_OP_ATTENTION) return attention_flops(g, n, false);
     if (node->op == ML_OP_ATTENTION_GRAD) return attention_flops(g, n, true);
     if (node->op == ML_OP_CONV) return conv_flops(g, n);
     if (ml_op_is_ragged(node->op)) return ragged_flops(g, n);
+    if (ml_op_is_linear_scan(node->op)) return linear_scan_flops(g, n);
     if (node->op == ML_OP_RECURRENCE) return recurrence_flops(g, n);
     if (info->op_class == ML_CLASS_REDUCE || info->op_class == ML_CLASS_SCAN)
         elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 0)));

@@ -241,6 +241,7 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
     if (node->op == ML_OP_RECURRENCE) /* results of the step, final states, histories */
         return (int)(2 * (node->arg_count - RECURRENCE_HEAD) - ml_graph_args(g, n)[4] -
                      ml_graph_args(g, n)[5]);
+    if (node->op == ML_OP_LINEAR_SCAN_GRAD) return node->source_count - 2; /* but dy and dS */
     return ml_graph_args(g, n)[node->arg_count - 1] ? 2 : 1; /* products by groups: optional */
 }
 

@@ -28,7 +28,7 @@
 #include "runtime/base/status.h"
 #include "runtime/graph/ops.h"
 
-enum { ML_MAX_AXES = 8, ML_MAX_OUTPUTS = 4 };
+enum { ML_MAX_AXES = 8, ML_MAX_OUTPUTS = 16 };
 typedef uint32_t ml_ref;  /* a node; 0 is none */
 typedef uint16_t ml_axis; /* an interned axis name; 0 is none */
 
@@ -261,6 +261,8 @@ ml_ref ml_reduce(ml_graph *g, ml_op op, ml_ref a, const ml_axis *axes, int count
 ml_ref ml_iota(ml_graph *g, ml_axis axis, int64_t size); /* i32 */
 ml_ref ml_gather(ml_graph *g, ml_ref table, ml_ref index, ml_axis axis);
 ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, const ml_type *type);
+/* The cache with row index[j] along `axis` replaced by value[j] (ops.def: WRITE_ROWS). */
+ml_ref ml_write_rows(ml_graph *g, ml_ref cache, ml_ref index, ml_ref value, ml_axis axis);
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
 ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 

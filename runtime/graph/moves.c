@@ -170,17 +170,18 @@ static void infer_gather(infer *in, ml_type *out) {
 }
 
 /* Each axis of `part` but `except` is in `whole` with the same size. */
-static void check_within(const infer *in, const ml_type *part, const char *part_name,
-                         ml_axis except, const ml_type *whole, const char *whole_name) {
+static void check_within(const infer *in, const char *what, const ml_type *part,
+                         const char *part_name, ml_axis except, const ml_type *whole,
+                         const char *whole_name) {
     for (int i = 0; i < part->rank; i++) {
         if (part->axis[i] == except) continue;
         int at = ml_type_find(whole, part->axis[i]);
         const char *name = name_of(in, part->axis[i]);
         if (at < 0)
-            infer_raise(in, NULL, "cannot scatter: %s has axis \"%s\", %s does not", part_name,
+            infer_raise(in, NULL, "cannot %s: %s has axis \"%s\", %s does not", what, part_name,
                         name, whole_name);
         if (whole->size[at] != part->size[i])
-            infer_raise(in, NULL, "cannot scatter: \"%s\" is %lld in %s, %lld in %s", name,
+            infer_raise(in, NULL, "cannot %s: \"%s\" is %lld in %s, %lld in %s", what, name,
                         (long long)part->size[i], part_name, (long long)whole->size[at],
                         whole_name);
     }
@@ -197,8 +198,8 @@ void infer_scatter(infer *in, ml_type *out) {
         infer_raise(in, NULL, "cannot scatter along \"%s\": the result has no such axis",
                     name_of(in, axis));
     infer_indexed(in, axis, ml_type_size(as, axis));
-    check_within(in, index, "the index", 0, value, "the value");
-    check_within(in, as, "the result", axis, value, "the value");
+    check_within(in, "scatter", index, "the index", 0, value, "the value");
+    check_within(in, "scatter", as, "the result", axis, value, "the value");
     for (int i = 0; i < value->rank; i++)
         if (ml_type_find(index, value->axis[i]) < 0 &&
             (value->axis[i] == axis || ml_type_find(as, value->axis[i]) < 0))
@@ -210,6 +211,31 @@ void infer_scatter(infer *in, ml_type *out) {
                     ml_dtypes[as->dtype].name);
     out->dtype = as->dtype;
     for (int i = 0; i < as->rank; i++) infer_append(in, out, as->axis[i], as->size[i]);
+}
+
+/* value's axes are index's and the cache's without the written one. */
+void infer_write_rows(infer *in, ml_type *out) {
+    const ml_type *cache = infer_source(in, 0), *index = infer_source(in, 1),
+                  *value = infer_source(in, 2);
+    ml_axis axis = (ml_axis)in->args[0];
+    infer_dtype(in, 1, ML_I32, "the index");
+    infer_find(in, 0, axis, "write rows along", "the cache");
+    infer_indexed(in, axis, ml_type_size(cache, axis));
+    for (int i = 0; i < index->rank; i++)
+        if (index->axis[i] != axis && ml_type_find(cache, index->axis[i]) >= 0)
+            infer_raise(in, "rename it in the index and the value",
+                        "cannot write rows: both the cache and the index have axis \"%s\"",
+                        name_of(in, index->axis[i]));
+    check_within(in, "write rows", index, "the index", 0, value, "the value");
+    check_within(in, "write rows", cache, "the cache", axis, value, "the value");
+    if (value->rank != index->rank + cache->rank - 1)
+        infer_raise(in, "the value has the axes of the index and those of a row of the cache",
+                    "cannot write rows: the value has axes %s, the index %s, the cache %s",
+                    infer_axes(in, value), infer_axes(in, index), infer_axes(in, cache));
+    if (value->dtype != cache->dtype)
+        infer_raise(in, "cast the value", "cannot write rows of %s into a cache of %s",
+                    ml_dtypes[value->dtype].name, ml_dtypes[cache->dtype].name);
+    *out = *cache;
 }
 
 static void infer_place(infer *in, ml_type *out) {

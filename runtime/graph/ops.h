@@ -183,6 +183,9 @@ static inline bool ml_op_selects(ml_op op) {
 static inline bool ml_op_attends(ml_op op) {
     return op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
 }
+static inline bool ml_op_is_linear_scan(ml_op op) {
+    return op == ML_OP_LINEAR_SCAN || op == ML_OP_LINEAR_SCAN_GRAD;
+}
 /* A product of rows by groups. */
 static inline bool ml_op_is_ragged(ml_op op) {
     return op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
@@ -216,8 +219,10 @@ static inline ml_dtype ml_compute_dtype(ml_dtype dtype) {
 }
 /* Whether every value of `from` is one of `to`. */
 bool ml_dtype_holds(ml_dtype to, ml_dtype from);
-/* Of two floats, that of higher promotion. */
+/* Of two floats, that of higher promotion; of two narrow ones that differ, the one that both are
+ * computed in, for neither holds the other's values. */
 static inline ml_dtype ml_wider(ml_dtype a, ml_dtype b) {
+    if (a != b && ml_is_narrow(a) && ml_is_narrow(b)) return ml_compute_dtype(a);
     return ml_dtypes[a].promotion >= ml_dtypes[b].promotion ? a : b;
 }
 /* Of the kernels' functions on this dtype: "f32" in ml_exp_f32. */

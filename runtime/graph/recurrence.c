@@ -315,7 +315,7 @@ static ml_ref next_state(ml_graph *g, const ml_recurrence_step *s, int i) {
            "scan: state %s", text.text);
 }
 
-ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
+static ml_ref new_node(ml_graph *g, const ml_recurrence_step *step) {
     ml_recurrence_step s = *step;
     ml_arena *arena = ml_graph_arena(g);
     making m = {.g = g, .step = &s, .places = {.arena = arena}};
@@ -344,6 +344,12 @@ ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
     for (int i = 0; i < s.summed_count; i++) args[at++] = function_of(&m, s.summed[i]);
     return ml_graph_add(g, ML_OP_RECURRENCE, m.sources.at, (int)m.sources.count, args,
                         RECURRENCE_HEAD + roots, NULL);
+}
+
+ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
+    ml_ref n = new_node(g, step);
+    ml_recurrence_step sunk;
+    return recurrence_sink(g, n, &sunk) ? new_node(g, &sunk) : n;
 }
 
 /* ---- The step as a graph ---- */
@@ -413,6 +419,30 @@ bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n) {
     return true;
 }
 
+ml_ref ml_recurrence_find(const ml_graph *g, ml_ref root, ml_op op) {
+    ml_refs body = {0};
+    graph_reach(g, root, ml_graph_arena((ml_graph *)g), &body);
+    for (uint32_t i = 0; i < body.count; i++)
+        if (ml_graph_node(g, body.at[i])->op == op) return body.at[i];
+    return 0;
+}
+
+ml_dtype ml_recurrence_roughest(const ml_graph *g, ml_ref n) {
+    ml_recurrence r;
+    ml_dtype roughest = ML_F64;
+    ml_recurrence_read(g, n, &r);
+    for (int i = 0; i < ml_recurrence_roots(&r); i++) {
+        ml_refs body = {0};
+        graph_reach(g, ml_recurrence_root(g, n, i), ml_graph_arena((ml_graph *)g), &body);
+        for (uint32_t k = 0; k < body.count; k++) {
+            ml_dtype dtype = (ml_dtype)ml_graph_type(g, body.at[k])->dtype;
+            if (ml_is_narrow(dtype) && ml_dtypes[dtype].digits < ml_dtypes[roughest].digits)
+                roughest = dtype;
+        }
+    }
+    return roughest;
+}
+
 /* Results at all positions where no state is carried: by the same ops, over all of them. */
 static bool apply_stateless(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
     recurrence_body b;
@@ -435,7 +465,9 @@ static bool apply_stateless(ml_graph *g, const ml_recurrence_step *s, ml_ref *ou
 }
 
 void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs) {
-    if (apply_stateless(g, step, outputs) || recurrence_chunks(g, step, outputs)) return;
+    if (apply_stateless(g, step, outputs) || recurrence_match(g, step, outputs) ||
+        recurrence_segments(g, step, outputs))
+        return;
     ml_ref made = ml_recurrence_new(g, step);
     int count = step->stacked_count + step->summed_count + step->state_count;
     for (int i = 0; i < count; i++) outputs[i] = ml_out(g, made, i);

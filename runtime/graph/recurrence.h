@@ -44,6 +44,25 @@ void ml_recurrence_type(const ml_graph *g, ml_ref n, int i, ml_type *out);
  * it gives has their axes. */
 bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n);
 
+/* The first op of the step whose result is not linear in the states that it depends on; 0: none. */
+ml_ref ml_recurrence_nonlinear(const ml_graph *g, ml_ref n);
+/* A node of this op among those that a root of the step reaches; 0: none. */
+ml_ref ml_recurrence_find(const ml_graph *g, ml_ref root, ml_op op);
+/* The narrow float with the fewest digits among what the step computes; ML_F64: none. */
+ml_dtype ml_recurrence_roughest(const ml_graph *g, ml_ref n);
+
+/* Whether it is elementwise over rows (recurrence_rows.c): as above, but for sums over `axis`, a
+ * short one of the states (0: none), and stacked results that are sums over the last axis of the
+ * rows. */
+typedef struct {
+    ml_axis axis;
+    int64_t size; /* of `axis`; 1 where there is none */
+    ml_type type; /* the rows: axes of the largest state but for `axis` */
+} ml_recurrence_rows;
+bool ml_recurrence_by_rows(const ml_graph *g, ml_ref n, ml_recurrence_rows *out);
+/* What a stacked result sums over the rows' last axis; 0 where it is no such sum. */
+ml_ref ml_recurrence_row_sum(const ml_graph *g, const ml_recurrence_rows *rows, ml_ref root);
+
 /* A node that stands for a value of one step while the step is made: different from all others.
  * ml_recurrence_new puts a PARAM of the node in its place. */
 ml_ref ml_recurrence_parameter(ml_graph *g, const ml_type *type);
@@ -57,7 +76,7 @@ typedef struct {
 } ml_recurrence_pair;
 typedef struct {
     ml_axis axis;
-    bool reverse;
+    bool reverse, sums_stay; /* sums of inputs are not taken before, for all positions */
     int64_t length;
     const ml_recurrence_pair *inputs;   /* those that the step does not read are left out */
     const ml_recurrence_pair *states;   /* their initial values */
@@ -74,6 +93,11 @@ ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step);
 
 /* Its outputs but for the histories: by another form where one is known for such a step. */
 void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+
+/* Its outputs but for the histories, by segments of `size` positions: the states before each are
+ * what a gradient stores (recurrence_segments.c). */
+void ml_recurrence_segments(ml_graph *g, const ml_recurrence_step *step, int64_t size,
+                            ml_ref *outputs);
 
 /* Moves what the step computes of its inputs alone out of it (recurrence_hoist.c). */
 void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);

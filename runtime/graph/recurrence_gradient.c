@@ -15,11 +15,12 @@ typedef ML_VEC(ml_ref) ref_list;
 /* A term of the gradient of a source: a product to be taken outside, of results that are stacked;
  * or one that is stacked or summed, and then summed over the axes that the source lacks. */
 typedef struct {
-    int source;   /* of the node */
-    ml_ref dot;   /* 0: none */
-    int at[2];    /* of the stacked results; -1: a tensor that is there already ... */
-    ml_ref is[2]; /* ... this one */
-    bool summed;  /* at[0] counts summed results */
+    int source;        /* of the node */
+    ml_ref dot;        /* 0: none */
+    int at[2];         /* of the stacked results; -1: a tensor that is there already ... */
+    ml_ref is[2];      /* ... this one */
+    ml_ref renamed[2]; /* the operand is what this RENAME makes of it; 0: itself */
+    bool summed;       /* at[0] counts summed results */
 } term;
 
 typedef struct {
@@ -179,18 +180,33 @@ static bool taken_outside(const reversal *v, int source, ml_ref n) {
     return operands / MOST <= ml_type_elements(ml_graph_type(v->g, n));
 }
 
-/* What a sum over axes adds up, where a state or result has as many elements: it is summed outside,
- * so that the step itself stays elementwise. */
-static ml_ref summand(const reversal *v, ml_ref n) {
-    if (ml_graph_node(v->g, n)->op != ML_OP_SUM) return n;
-    ml_ref from = ml_graph_source(v->g, n, 0);
-    int64_t elements = ml_type_elements(ml_graph_type(v->g, from));
+/* Whether a state or result has as many elements. */
+static bool is_within(const reversal *v, ml_ref n) {
+    int64_t elements = ml_type_elements(ml_graph_type(v->g, n));
     for (uint32_t i = 0; i < v->states.count; i++)
         if (elements <= ml_type_elements(ml_graph_type(v->g, v->states.at[i].parameter)))
-            return from;
+            return true;
     for (uint32_t i = 0; i < v->roots.count; i++)
-        if (elements <= ml_type_elements(ml_graph_type(v->g, v->roots.at[i]))) return from;
-    return n;
+        if (elements <= ml_type_elements(ml_graph_type(v->g, v->roots.at[i]))) return true;
+    return false;
+}
+
+/* What a sum over axes, or a sum of such sums, adds up, where a state or result has as many
+ * elements: it is summed outside, so that the step itself stays elementwise. */
+static ml_ref summand(const reversal *v, ml_ref n) {
+    const ml_op op = (ml_op)ml_graph_node(v->g, n)->op;
+    const bool leaf = ml_graph_node(v->g, n)->source_count == 0;
+    ml_ref a = leaf ? 0 : ml_graph_source(v->g, n, 0), from = n;
+    if (op == ML_OP_SUM) return is_within(v, a) ? a : n;
+    if (op == ML_OP_PERMUTE || (op == ML_OP_CAST && is_float_type(ml_graph_type(v->g, a))))
+        from = summand(v, a);
+    if (from != a && from != n) return from;
+    if (op != ML_OP_ADD) return n;
+    ml_ref b = ml_graph_source(v->g, n, 1), left = summand(v, a), right = summand(v, b);
+    const ml_type *l = ml_graph_type(v->g, left), *r = ml_graph_type(v->g, right);
+    if (left == a || right == b || !ml_type_same_axes(l, r)) return n;
+    ml_dtype dtype = (ml_dtype)ml_graph_type(v->g, n)->dtype;
+    return ml_map2(v->g, ML_OP_ADD, ml_cast(v->g, left, dtype), ml_cast(v->g, right, dtype));
 }
 
 static void term_add(reversal *v, int source, ml_ref gradient) {
@@ -200,10 +216,15 @@ static void term_add(reversal *v, int source, ml_ref gradient) {
         for (int i = 0; i < 2; i++) {
             ml_ref operand = ml_graph_source(v->g, gradient, i);
             made.is[i] = is_input(v, source) ? captured_value(v, operand) : 0;
+            if (!made.is[i] && ml_graph_node(v->g, operand)->op == ML_OP_RENAME) {
+                made.renamed[i] = operand;
+                operand = ml_graph_source(v->g, operand, 0);
+            }
             made.at[i] = made.is[i] ? -1 : stack(v, operand, &made.is[i]);
         }
     } else if (is_input(v, source)) {
-        made.at[0] = stack(v, summand(v, gradient), &made.is[0]);
+        bool outside = ml_recurrence_elementwise(v->g, v->n);
+        made.at[0] = stack(v, outside ? summand(v, gradient) : gradient, &made.is[0]);
     } else {
         ml_ref from = summand(v, gradient);
         ml_dtype dtype = ml_compute_dtype((ml_dtype)ml_graph_type(v->g, from)->dtype);
@@ -236,12 +257,22 @@ static void terms_add(reversal *v, int source, ml_ref gradient) {
         term_add(v, source, gradient);
 }
 
+/* The same at all positions, under the names that `rename` gives. */
+static ml_ref renamed(const reversal *v, ml_ref rename, ml_ref all) {
+    if (!rename) return all;
+    int count = ml_graph_node(v->g, rename)->arg_count;
+    int64_t args[2 * ML_MAX_AXES];
+    for (int i = 0; i < count; i++) args[i] = ml_graph_args(v->g, rename)[i];
+    return ml_graph_add(v->g, ML_OP_RENAME, &all, 1, args, count, NULL);
+}
+
 static ml_ref dot_outside(const reversal *v, const term *t, ml_ref reversed) {
     ml_ref operands[2];
     int64_t axes[ML_MAX_AXES + 1];
     int count = ml_graph_node(v->g, t->dot)->arg_count;
     for (int i = 0; i < 2; i++)
-        operands[i] = t->at[i] < 0 ? t->is[i] : ml_out(v->g, reversed, t->at[i]);
+        operands[i] =
+            renamed(v, t->renamed[i], t->at[i] < 0 ? t->is[i] : ml_out(v->g, reversed, t->at[i]));
     for (int i = 0; i < count; i++) axes[i] = ml_graph_args(v->g, t->dot)[i];
     if (!is_input(v, t->source)) axes[count++] = v->r.axis;
     ml_type dtype = {.dtype = ml_graph_type(v->g, t->dot)->dtype};
@@ -269,8 +300,11 @@ static ml_ref term_value(const reversal *v, const term *t, ml_ref reversed) {
 /* ---- All of it ---- */
 
 static ml_ref reversed_new(const reversal *v) {
+    ml_recurrence_rows rows; /* then this one is so, too */
     ml_recurrence_step step = {.axis = v->r.axis,
                                .reverse = !v->r.reverse,
+                               .sums_stay = ml_recurrence_by_rows(v->g, v->n, &rows) &&
+                                            !ml_recurrence_elementwise(v->g, v->n),
                                .length = v->r.length,
                                .inputs = v->inputs.at,
                                .input_count = (int)v->inputs.count,

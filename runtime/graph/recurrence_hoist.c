@@ -72,18 +72,30 @@ static void classify(recurrence_body *h, uint32_t i) {
     if (h->depends[i] == RECURRENCE_OUTSIDE) h->vectorizes[i] = true, h->full[i] = n;
 }
 
-/* A product or a sum whose results of all positions are not much larger than what it reads. */
+bool recurrence_multiplies(const recurrence_body *h) {
+    for (uint32_t i = 0; i < h->body.count; i++)
+        if (ml_graph_node(h->g, h->body.at[i])->op == ML_OP_DOT &&
+            h->depends[i] == RECURRENCE_BY_STATES)
+            return true;
+    return false;
+}
+
+/* A product or a sum whose results of all positions are not much larger than what it reads. Sums
+ * over axes of size 1 are left where the step has products anyhow: there they are views. */
 static bool is_worth(const recurrence_body *h, uint32_t i) {
     enum { MOST = 16 };
     ml_ref n = h->body.at[i];
     const ml_node *node = ml_graph_node(h->g, n);
     bool reduces = node->op == ML_OP_DOT || ml_ops[node->op].op_class == ML_CLASS_REDUCE;
     if (!reduces || node->arg_count == 0) return false;
+    if (node->op != ML_OP_DOT && h->step->sums_stay) return false;
     if (h->depends[i] != RECURRENCE_BY_INPUTS || !h->vectorizes[i]) return false;
     int64_t read = 0;
     for (int k = 0; k < node->source_count; k++)
         if (depends_on(h, ml_graph_source(h->g, n, k)) == RECURRENCE_BY_INPUTS)
             read += ml_type_elements(ml_graph_type(h->g, ml_graph_source(h->g, n, k)));
+    if (ml_type_elements(ml_graph_type(h->g, n)) == read && node->op == ML_OP_SUM)
+        return !recurrence_multiplies(h);
     return ml_type_elements(ml_graph_type(h->g, n)) / MOST <= read;
 }
 

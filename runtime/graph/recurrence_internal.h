@@ -20,6 +20,8 @@ typedef struct {
     ml_ref *full;     /* by place: that, the axis first where it depends on inputs; 0 not yet */
 } recurrence_body;
 
+/* Whether a product depends on the states. */
+bool recurrence_multiplies(const recurrence_body *b);
 /* Of what these nodes reach. */
 void recurrence_body_find(recurrence_body *b, ml_graph *g, const ml_recurrence_step *step,
                           const ml_ref *roots, int count);
@@ -28,8 +30,46 @@ uint32_t recurrence_place(const recurrence_body *b, ml_ref n);
 /* n at all positions, where it vectorizes. */
 ml_ref recurrence_vectorized(recurrence_body *b, ml_ref n);
 
-/* The outputs but for the histories, by products over chunks of positions, where each state is a
- * sum of outer products that decays by a number (recurrence_chunks.c); false where it is not so. */
-bool recurrence_chunks(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+/* What a node of the step is as a function of one state (recurrence_affine.c): decay S + sum of
+ * u (w^T S) + rest; where it is a vector, whose keys are summed over, decay^T S + rest. 0 for what
+ * it has not. `rounded`: on the way S was cast to a narrower dtype. */
+enum { AFFINE_PAIRS = 8 };
+typedef struct {
+    bool vector, rounded;
+    ml_ref decay, rest;
+    int pairs;
+    ml_ref u[AFFINE_PAIRS], w[AFFINE_PAIRS];
+} affine_form;
+typedef struct {
+    const recurrence_body *b;
+    int state;        /* which */
+    ml_ref parameter; /* its own */
+    ml_ref base;      /* S: the parameter, or the state's next value */
+    ml_type keys;     /* the axes that products with S sum over */
+    int calls;
+} affine_state;
+/* Sets the keys; rank 0 where none are found. */
+void affine_keys(affine_state *x);
+bool affine_find(affine_state *x, ml_ref n, affine_form *out);
+/* Of u w^T: what of w has no keys becomes a factor of u. */
+void affine_move_factors(const affine_state *x, ml_ref *u, ml_ref *w);
+/* rest as one outer product; value 0: 1. */
+bool affine_outer(const affine_state *x, ml_ref rest, ml_ref *key, ml_ref *value);
+/* a op b, where neither may have all axes. */
+ml_ref affine_join(ml_graph *g, ml_op op, ml_ref a, ml_ref b);
+/* Without what repeats or reorders elements, and casts to wider floats. */
+ml_ref affine_strip(ml_graph *g, ml_ref n);
+bool affine_has_any(const ml_type *t, const ml_type *axes);
+
+/* The outputs but for the histories, by linear scans where a state is one and by recurrences of
+ * what is left (recurrence_match.c); false where none is. */
+bool recurrence_match(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+
+/* The outputs but for the histories, by segments, where histories would be large; else false. */
+bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+
+/* The same recurrence with inputs computed in the step that cost less than they move; false where
+ * there are none (recurrence_sink.c). */
+bool recurrence_sink(ml_graph *g, ml_ref n, ml_recurrence_step *out);
 
 #endif

@@ -179,9 +179,17 @@ static void squares(reference_run *r, ml_ref of, reference_value *out) {
 }
 
 static void recurrence(reference_run *r, ml_ref of, int output, reference_value *out) {
-    const reference_value *values = reference_recurrence(r, of);
+    bool linear = ml_op_is_linear_scan((ml_op)ml_graph_node(r->graph, of)->op);
+    const reference_value *values =
+        linear ? reference_linear_scan(r, of) : reference_recurrence(r, of);
     memcpy(out->cells, values[output].cells,
            sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+}
+
+/* Computes all outputs at once. */
+static bool keeps_outputs(const ml_graph *g, ml_ref node) {
+    ml_op op = (ml_op)ml_graph_node(g, node)->op;
+    return op == ML_OP_RECURRENCE || ml_op_is_linear_scan(op);
 }
 
 /* Output i >= 1 of an op that has several. */
@@ -189,7 +197,7 @@ static void output(reference_run *r, ml_ref node, reference_value *out) {
     ml_ref of = ml_graph_source(r->graph, node, 0);
     if (ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER)
         squares(r, of, out);
-    else if (ml_graph_node(r->graph, of)->op == ML_OP_RECURRENCE)
+    else if (keeps_outputs(r->graph, of))
         recurrence(r, of, (int)ml_graph_args(r->graph, node)[0], out);
     else
         along_axis(r, node, of, out);
@@ -228,11 +236,17 @@ static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
     case ML_OP_DOT: reference_dot(a, b, args, n->arg_count, out); return;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
-    case ML_OP_RECURRENCE: recurrence(r, node, 0, out); return;
+    case ML_OP_RECURRENCE:
+    case ML_OP_LINEAR_SCAN:
+    case ML_OP_LINEAR_SCAN_GRAD: recurrence(r, node, 0, out); return;
     case ML_OP_SCATTER_ADD: reference_scatter_add(a, b, (ml_axis)args[0], out); return;
+    case ML_OP_WRITE_ROWS:
+        reference_write_rows(a, b, value_of(r, node, 2), (ml_axis)args[0], out);
+        return;
     case ML_OP_CONV: reference_conv(a, b, args, n->arg_count, out); return;
     case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: break; /* ml_decompose has replaced them */
+    case ML_OP_ATTENTION_GRAD:
+    case ML_OP_CACHED_ATTENTION: break; /* ml_decompose has replaced them */
     }
     ml_raise(ML_INTERNAL, "the reference has no definition of %s", ml_ops[n->op].name);
 }
@@ -250,8 +264,8 @@ void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
 /* Sources a node's values come from: OUT reads what its op reads. */
 static ml_ref origin_of_values(const ml_graph *g, ml_ref node) {
     if (ml_graph_node(g, node)->op != ML_OP_OUT) return node;
-    ml_ref of = ml_graph_source(g, node, 0); /* a recurrence keeps what it gave */
-    return ml_graph_node(g, of)->op == ML_OP_RECURRENCE ? node : of;
+    ml_ref of = ml_graph_source(g, node, 0);
+    return keeps_outputs(g, of) ? node : of;
 }
 
 void reference_start(reference_run *r, const ml_roots *roots) {

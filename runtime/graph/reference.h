@@ -42,7 +42,7 @@ typedef struct {
     bool round;
     ml_arena *scratch;
     reference_value *values;
-    uint32_t *uses; /* by node */
+    uint32_t *uses;                /* by node */
     reference_value **recurrences; /* by node: all outputs; NULL until there are any */
 } reference_run;
 void reference_start(reference_run *r, const ml_roots *roots);
@@ -79,13 +79,17 @@ void reference_dot(const reference_value *a, const reference_value *b, const int
                    int count, reference_value *out);
 void reference_gather(const reference_value *table, const reference_value *index, ml_axis axis,
                       reference_value *out);
+void reference_write_rows(const reference_value *cache, const reference_value *index,
+                          const reference_value *value, ml_axis axis, reference_value *out);
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out);
 
 /* All outputs of a recurrence (reference_recurrence.c), computed once; in the scratch arena. */
 reference_value *reference_recurrence(reference_run *r, ml_ref node);
-/* The same in pieces, for ranks that go through the positions in step. enter: the run of the step
- * for its i-th position, whose nodes are to be computed before leave. free keeps the outputs. */
+reference_value *reference_linear_scan(reference_run *r, ml_ref node); /* likewise */
+/* A recurrence's in pieces, for ranks that go through the positions in step. enter: the run of the
+ * step for its i-th position, whose nodes are to be computed before leave. free keeps the outputs.
+ */
 typedef struct reference_loop reference_loop;
 reference_loop *reference_loop_new(reference_run *r, ml_ref node, int64_t *length);
 reference_run *reference_loop_enter(reference_loop *l, int64_t i);

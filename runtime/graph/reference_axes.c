@@ -242,6 +242,22 @@ void reference_gather(const reference_value *table, const reference_value *index
     } while (reference_walk_step(&w));
 }
 
+void reference_write_rows(const reference_value *cache, const reference_value *index,
+                          const reference_value *value, ml_axis axis, reference_value *out) {
+    int64_t size = ml_type_size(&out->type, axis), stride = stride_of(&out->type, axis);
+    memcpy(out->cells, cache->cells, sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+    reference_walk w = reference_walk_over(&value->type);
+    reference_walk_follow(&w, 0, &value->type, &out->type);
+    reference_walk_follow(&w, 1, &value->type, &index->type);
+    reference_walk_follow(&w, 2, &value->type, &value->type);
+    int own = ml_type_find(&value->type, axis); /* an axis of the index that has the same name */
+    if (own >= 0) w.stride[0][own] = 0;
+    do {
+        int64_t i = index->cells[w.offset[1]].integer;
+        if (i >= 0 && i < size) out->cells[w.offset[0] + i * stride] = value->cells[w.offset[2]];
+    } while (reference_walk_step(&w));
+}
+
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out) {
     bool is_float = reference_is_float(&out->type);

@@ -203,11 +203,13 @@ static void evaluate_on(const bounds_run *b, ml_ref node, int first, int last,
 /* Bounds move as elements do; where an index is not sure, nothing is. */
 static void movement(const bounds_run *b, ml_ref node, reference_value *out) {
     const ml_graph *g = b->run->graph;
-    bool gathers = ml_graph_node(g, node)->op == ML_OP_GATHER;
+    const bool writes = ml_graph_node(g, node)->op == ML_OP_WRITE_ROWS;
+    const bool gathers = ml_graph_node(g, node)->op == ML_OP_GATHER;
     int count = gathers ? 1 : ml_graph_node(g, node)->source_count;
     reference_cell **cells = ML_NEW_ARRAY(b->run->scratch, reference_cell *, count);
     for (int i = 0; i < count; i++) cells[i] = bounds_of(b, node, i)->cells;
-    if (gathers && largest_bound(bounds_of(b, node, 1)) > 0)
+    if (writes) cells[1] = source_of(b, node, 1)->cells; /* the index */
+    if ((gathers || writes) && largest_bound(bounds_of(b, node, 1)) > 0)
         fill(out, INFINITY);
     else
         evaluate_on(b, node, 0, count, cells, out);

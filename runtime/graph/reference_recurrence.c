@@ -71,6 +71,7 @@ void reference_loop_leave(loop *l, int64_t i) {
     take(l, position(l, i));
     reference_end(&l->inner);
     l->inner.values = NULL;
+    l->inner.recurrences = NULL; /* nested ones are computed at each position */
 }
 
 static void prepare(void *argument) {

@@ -7,6 +7,7 @@
 #include "runtime/base/suggest.h"
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/infer.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/recurrence.h"
 
@@ -487,6 +488,8 @@ void infer_out(infer *in, ml_type *out) {
         ragged_squares_type(g, of, out);
     } else if (op == ML_OP_RECURRENCE) {
         ml_recurrence_type(g, of, (int)output, out);
+    } else if (ml_op_is_linear_scan(op)) {
+        ml_linear_scan_type(g, of, (int)output, out);
     } else
         ml_raise(ML_INTERNAL, "%s has no type for its output %lld", ml_ops[op].name,
                  (long long)output);
@@ -495,12 +498,18 @@ void infer_out(infer *in, ml_type *out) {
 static void infer_routine(infer *in, ml_type *out) {
     if (in->op == ML_OP_SCATTER_ADD)
         infer_scatter(in, out);
+    else if (in->op == ML_OP_WRITE_ROWS)
+        infer_write_rows(in, out);
+    else if (in->op == ML_OP_CACHED_ATTENTION)
+        infer_cached_attention(in, out);
     else if (ml_op_attends(in->op))
         infer_attention(in, out);
     else if (ml_op_is_ragged(in->op))
         infer_ragged(in, out);
     else if (in->op == ML_OP_CONV)
         infer_conv(in, out);
+    else if (ml_op_is_linear_scan(in->op))
+        infer_linear_scan(in, out);
     else if (in->op == ML_OP_RECURRENCE)
         infer_recurrence(in, out);
     else

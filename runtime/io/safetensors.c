@@ -121,30 +121,43 @@ static ml_status parse_header(ml_safetensors *file, const char *text, int64_t le
     return status;
 }
 
-static ml_status refuse(const char *path, const char *found, const char *help) {
-    ml_fail(ML_IO, "%s is no safetensors file: %s", path, found);
-    return help ? ml_help("%s", help) : ML_IO;
-}
-
-static ml_status load_header(ml_safetensors *file) {
-    const char *path = file->file.path;
-    unsigned char head[ML_FILE_HEAD] = {0};
-    int64_t bytes = file->file.bytes, count = bytes < ML_FILE_HEAD ? bytes : ML_FILE_HEAD;
-    if (bytes < 8) return refuse(path, "it has fewer than 8 bytes", NULL);
-    ML_TRY(ml_file_read(&file->file, 0, head, count));
-    uint64_t length = 0;
-    for (int i = 0; i < 8; i++) length |= (uint64_t)head[i] << 8 * i;
-    const ml_file_kind *known = ml_file_kind_of(head, bytes);
-    if (length > HEADER_LIMIT || (int64_t)length > bytes - 8 || length < 2 || head[8] != '{') {
-        if (known == NULL) return refuse(path, "its header is malformed", NULL);
-        ml_fail(ML_IO, "%s is no safetensors file: it is %s", path, known->what);
+static ml_status refuse(const ml_file *file, const ml_file_kind *kind, int64_t length) {
+    const char *path = file->path;
+    const long long bytes = (long long)file->bytes;
+    if (bytes < 8)
+        return ml_fail(ML_IO, "%s is no safetensors file: it has %lld bytes", path, bytes);
+    if (kind) {
+        ml_fail(ML_IO, "%s is no safetensors file: it is %s", path, kind->what);
         return ml_help("in Python, safetensors.torch.save_file(tensors, \"FILE.safetensors\") "
                        "writes one");
     }
-    char *text = ml_alloc(length);
-    if (text == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening %s", path);
-    ml_status status = ml_file_read(&file->file, 8, text, (int64_t)length);
-    if (status == ML_OK) status = parse_header(file, text, (int64_t)length);
+    if (length)
+        return ml_fail(ML_IO, "%s is truncated: its header has %lld bytes, and %lld are there",
+                       path, (long long)length, bytes - 8);
+    return ml_fail(ML_IO, "%s is no safetensors file: its header is malformed", path);
+}
+
+ml_status ml_safetensors_header(const ml_file *file, char **text, int64_t *length) {
+    unsigned char head[ML_FILE_HEAD] = {0};
+    const int64_t count = file->bytes < ML_FILE_HEAD ? file->bytes : ML_FILE_HEAD;
+    if (file->bytes < 8) return refuse(file, NULL, 0);
+    ML_TRY(ml_file_read(file, 0, head, count));
+    uint64_t bytes = 0;
+    for (int i = 0; i < 8; i++) bytes |= (uint64_t)head[i] << 8 * i;
+    const ml_file_kind *kind = ml_file_kind_of(head, file->bytes);
+    if (bytes > HEADER_LIMIT || bytes < 2 || head[8] != '{') return refuse(file, kind, 0);
+    *length = (int64_t)bytes;
+    if (*length > file->bytes - 8) return refuse(file, kind, *length);
+    *text = ml_alloc(bytes);
+    if (!*text) return ml_fail(ML_NO_MEMORY, "out of memory while opening %s", file->path);
+    return ml_file_read(file, 8, *text, *length);
+}
+
+static ml_status load_header(ml_safetensors *file) {
+    char *text = NULL;
+    int64_t length;
+    ml_status status = ml_safetensors_header(&file->file, &text, &length);
+    if (status == ML_OK) status = parse_header(file, text, length);
     ml_free(text);
     return status;
 }

@@ -32,6 +32,9 @@ ml_status ml_safetensors_open(const char *path,
 /* The elements of one of its tensors, of the tensor's dtype. */
 ml_status ml_safetensors_read(const ml_safetensors *file, const ml_safetensor *tensor, void *to);
 int64_t ml_safetensor_width(const ml_safetensor *tensor); /* bytes of an element in the file */
+/* The JSON before the tensors, which is not checked; *text is freed by the caller, also if this
+ * fails. */
+ml_status ml_safetensors_header(const ml_file *file, char **text, int64_t *length);
 void ml_safetensors_close(ml_safetensors *file);
 
 #endif

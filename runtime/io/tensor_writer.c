@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* sync_file_range */
 #include "runtime/io/tensor_writer.h"
 
 #include <errno.h>
@@ -20,7 +21,8 @@ struct ml_tensor_writer {
     ml_dtype from, to; /* of the tensor under way */
     const char *values;
     int64_t count;
-    char *scratch;   /* a piece of each thread */
+    ml_pool *pool;
+    char *scratch;   /* a piece of each thread; NULL: nothing was cast */
     ml_error failed; /* status ML_OK: nothing has */
     char path[];
 };
@@ -32,29 +34,27 @@ static void pieces_write(void *context, int64_t begin, int64_t end, int thread) 
         const int64_t first = i * PIECE, left = w->count - first;
         const int64_t count = left < PIECE ? left : PIECE;
         const char *values = w->values + first * ml_dtypes[w->from].bytes;
-        if (w->scratch != NULL) {
+        if (w->from != w->to) {
             char *cast = w->scratch + (int64_t)thread * PIECE * WIDEST;
             ml_convert(w->from, values, w->to, cast, count);
             values = cast;
         }
-        ML_CHECK(ml_durable_write(w->file, w->path, w->at + first * width, values, count * width));
+        const int64_t at = w->at + first * width;
+        ML_CHECK(ml_durable_write(w->file, w->path, at, values, count * width));
+        /* The disk begins now, not once the system has much to write; failing is no harm. */
+        sync_file_range(w->file, at, count * width, SYNC_FILE_RANGE_WRITE);
     }
 }
 
 static ml_status tensor_write(ml_tensor_writer *w) {
     const int64_t pieces = (w->count + PIECE - 1) / PIECE;
-    int threads = ml_cpu_count() < THREADS ? ml_cpu_count() : THREADS;
-    if (pieces < threads) threads = (int)pieces;
     if (pieces == 0) return ML_OK;
-    ml_pool *pool = ml_pool_new(threads);
-    if (w->from != w->to) w->scratch = ml_alloc((size_t)threads * PIECE * WIDEST);
-    ml_status status = pool != NULL && (w->from == w->to || w->scratch != NULL)
-                           ? ml_pool_run(pool, pieces, pieces, pieces_write, w)
-                           : ml_fail(ML_NO_MEMORY, "out of memory while writing %s", w->path);
-    if (pool != NULL) ml_pool_free(pool);
-    ml_free(w->scratch);
-    w->scratch = NULL;
-    return status;
+    if (w->pool == NULL) w->pool = ml_pool_new(ml_cpu_count() < THREADS ? ml_cpu_count() : THREADS);
+    if (w->pool != NULL && w->from != w->to && w->scratch == NULL)
+        w->scratch = ml_alloc((size_t)ml_pool_threads(w->pool) * PIECE * WIDEST);
+    if (w->pool == NULL || (w->from != w->to && w->scratch == NULL))
+        return ml_fail(ML_NO_MEMORY, "out of memory while writing %s", w->path);
+    return ml_pool_run(w->pool, pieces, pieces, pieces_write, w);
 }
 
 static void *writer_body(void *context) {
@@ -110,6 +110,8 @@ ml_status ml_tensor_writer_close(ml_tensor_writer *w) {
     ml_status status = writer_join(w);
     if (w->file >= 0 && close(w->file) != 0 && status == ML_OK)
         status = ml_fail(ML_IO, "cannot write %s: %s", w->path, strerror(errno));
+    if (w->pool != NULL) ml_pool_free(w->pool);
+    ml_free(w->scratch);
     ml_free(w);
     return status;
 }

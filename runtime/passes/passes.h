@@ -13,6 +13,17 @@ ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
 /* Convolutions as products and shifted views. */
 ml_graph *ml_decompose_conv(const ml_graph *from, ml_roots *roots);
 bool ml_decompose_conv_applies(const ml_graph *g); /* whether there is one */
+/* Linear scans as products over chunks of positions, where served() says that no kernel takes one.
+ */
+typedef bool ml_linear_scan_served(const void *context, const ml_graph *g, ml_ref n);
+ml_graph *ml_decompose_linear_scans(const ml_graph *from, ml_roots *roots,
+                                    ml_linear_scan_served *served, const void *context);
+bool ml_decompose_linear_scans_applies(const ml_graph *g); /* whether there is one */
+/* Cuts those that a kernel serves into segments of `least` positions or more, where rows are too
+ * few for so many multiprocessors. */
+ml_graph *ml_segment_linear_scans(const ml_graph *from, ml_roots *roots, int multiprocessors,
+                                  int64_t least, ml_linear_scan_served *served,
+                                  const void *context);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
 bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */

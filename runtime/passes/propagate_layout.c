@@ -2,6 +2,7 @@
  * sharding permutes their operands and permutes their results back to the order of the script. Here
  * permutations move from operands to results, past products, routines and elementwise ops, until
  * they meet and cancel; those that are left are views, or are written by a kernel. */
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 
@@ -94,6 +95,15 @@ static ml_ref move_past_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
     return outputs[0];
 }
 
+/* Results have the order of the state. */
+static ml_ref move_past_scan(rewrite *r, ml_ref n, const ml_ref *sources) {
+    int count = ml_graph_node(r->from, n)->source_count;
+    ml_ref *moved = ML_NEW_ARRAY(r->scratch, ml_ref, count);
+    for (int i = 0; i < count; i++)
+        moved[i] = i == LINEAR_SCAN_STATE ? sources[i] : unpermuted(r->to, sources[i]);
+    return rewrite_copy(r, n, moved);
+}
+
 /* Ops that take their operands in any order and give their result in one that follows from it. */
 static bool follows(ml_op op) {
     return op == ML_OP_DOT || op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN ||
@@ -104,6 +114,7 @@ static bool follows(ml_op op) {
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_op op = op_of(r->from, n);
     if (ml_op_attends(op)) return move_past_attention(r, n, sources);
+    if (ml_op_is_linear_scan(op)) return move_past_scan(r, n, sources);
     if (follows(op)) return move_past_operands(r, n, sources);
     if (ml_op_is_function(op)) return move_past_map(r, n, sources);
     return rewrite_copy(r, n, sources);

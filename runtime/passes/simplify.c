@@ -108,7 +108,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
     simplifier *s = r->context;
     const ml_node *n = ml_graph_node(r->from, node);
     if (r->users[node] != 1 || depth == WIDEN_DEPTH ||
-        ml_graph_type(r->from, node)->dtype != ML_BF16)
+        !ml_is_narrow((ml_dtype)ml_graph_type(r->from, node)->dtype))
         return false;
     const ml_ref *sources = ml_graph_sources(r->from, node);
     bool sums = n->op == ML_OP_DOT || n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_SCATTER_ADD ||
@@ -143,7 +143,7 @@ static ml_ref widened(rewrite *r, ml_ref node) {
     type.dtype = ML_F32;
     if (n->op == ML_OP_CAST) return r->map[ml_graph_source(r->from, node, 0)];
     ml_ref sources[4];
-    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* bf16 operands */
+    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* narrow operands */
                  n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_CONV;
     for (int i = 0; i < n->source_count; i++) {
         ml_ref source = ml_graph_source(r->from, node, i);
@@ -154,14 +154,15 @@ static ml_ref widened(rewrite *r, ml_ref node) {
                          n->arg_count, &type);
 }
 
-/* A f32 product of bf16 operands that is only rounded to bf16 afterwards. */
-static ml_ref narrow(rewrite *r, ml_ref node) {
+/* A f32 product of narrow operands that is only rounded to their dtype afterwards. */
+static ml_ref narrow(rewrite *r, ml_ref node, ml_dtype dtype) {
     const ml_node *n = ml_graph_node(r->from, node);
     if (n->op != ML_OP_DOT || r->users[node] != 1) return 0;
     const ml_ref *old = ml_graph_sources(r->from, node);
-    if (ml_graph_type(r->from, old[0])->dtype != ML_BF16) return 0;
+    if (ml_graph_type(r->from, old[0])->dtype != dtype) return 0;
     return simplify_make(r->context, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2,
-                         ml_graph_args(r->from, node), n->arg_count, &(ml_type){.dtype = ML_BF16});
+                         ml_graph_args(r->from, node), n->arg_count,
+                         &(ml_type){.dtype = (uint8_t)dtype});
 }
 
 static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {
@@ -169,13 +170,13 @@ static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {
     ml_type type = *ml_graph_type(r->from, node);
     if (s->wide[node]) {
         s->widened[node] = widened(r, node);
-        return simplify_cast(s, s->widened[node], ML_BF16);
+        return simplify_cast(s, s->widened[node], (ml_dtype)type.dtype);
     }
     if (ml_graph_node(r->from, node)->op == ML_OP_CAST) {
         ml_ref source = ml_graph_source(r->from, node, 0);
         if (s->wide[source]) return simplify_fit(s, s->widened[source], &type);
-        if (ml_graph_type(r->from, source)->dtype == ML_F32 && type.dtype == ML_BF16) {
-            ml_ref made = narrow(r, source);
+        if (ml_graph_type(r->from, source)->dtype == ML_F32 && ml_is_narrow((ml_dtype)type.dtype)) {
+            ml_ref made = narrow(r, source, (ml_dtype)type.dtype);
             if (made) return simplify_fit(s, made, &type);
         }
     }

@@ -162,9 +162,10 @@ ml_ref shard_overflows(sharder *s);
 /* The value of an update, or that of the state before where a check found an overflow. */
 ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
 
-/* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
+/* ---- shard_rules.c, shard_rules_attention.c, shard_linear_scan.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
 void shard_propose_attention(sharder *s, ml_ref n);
+void shard_propose_linear_scan(sharder *s, ml_ref n);
 void shard_propose_windows(sharder *s, ml_ref n); /* shard_conv.c: along a convolution's own axes */
 /* A strategy with everything whole. The pointer is valid until the next. */
 shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int preference);
@@ -184,9 +185,21 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
                  const ml_placements *out, ml_ref *outputs);
 /* x, a part of a tensor of type `global`, with 0 in what fills it up. */
 ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at);
+void shard_local_linear_scan(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                             ml_ref *outputs);
 ml_ref shard_local_conv(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                         const ml_type *local);
 void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                            const ml_placements *out, ml_ref *outputs);
+/* A score function in s->to: its elementwise nodes over what leaf(context, n) gives for each PARAM
+ * and IOTA n of s->from; 0 for 0. */
+typedef ml_ref shard_copy_leaf(void *context, ml_ref n);
+ml_ref shard_copy_function(sharder *s, ml_ref root, shard_copy_leaf *leaf, void *context);
+
+/* ---- shard_cached_attention.c ---- */
+void shard_propose_cached_attention(sharder *s, ml_ref n);
+void shard_local_cached_attention(sharder *s, ml_ref n, const ml_ref *sources,
+                                  const ml_placements *need, const ml_placements *out,
+                                  ml_ref *outputs);
 
 #endif

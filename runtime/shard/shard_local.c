@@ -170,6 +170,14 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         shard_local_attention(s, n, sources, need, out, outputs);
         return;
     }
+    if (op == ML_OP_CACHED_ATTENTION) {
+        shard_local_cached_attention(s, n, sources, need, out, outputs);
+        return;
+    }
+    if (ml_op_is_linear_scan(op)) {
+        shard_local_linear_scan(s, n, sources, need, outputs);
+        return;
+    }
     if (op == ML_OP_PLACE || op == ML_OP_IOTA || op == ML_OP_RANDOM) {
         outputs[0] = op == ML_OP_PLACE  ? sources[0]
                      : op == ML_OP_IOTA ? global_iota(s, out, 0, t->axis[0], local.size[0])

@@ -134,31 +134,40 @@ static ml_ref copy_index(const function_copy *c, ml_axis axis) {
     return ml_iota(x->g, axis, ml_type_size(&c->score, axis));
 }
 
-/* The function over the scores of the call. */
-static ml_ref copy_function(const function_copy *c, ml_ref root) {
+static ml_ref copy_leaf(void *context, ml_ref n) {
+    const function_copy *c = context;
     const ml_graph *from = c->x->s->from;
+    int64_t first = ml_graph_args(from, n)[0];
+    return ml_graph_node(from, n)->op == ML_OP_PARAM ? copy_parameter(c, first)
+                                                     : copy_index(c, (ml_axis)first);
+}
+
+ml_ref shard_copy_function(sharder *s, ml_ref root, shard_copy_leaf *leaf, void *context) {
     ml_refs body = {0};
     if (!root) return 0;
-    graph_reach(from, root, c->x->s->scratch, &body);
-    ml_ref *copies = ML_NEW_ARRAY(c->x->s->scratch, ml_ref, body.count);
+    graph_reach(s->from, root, s->scratch, &body);
+    ml_ref *copies = ML_NEW_ARRAY(s->scratch, ml_ref, body.count);
     for (uint32_t i = 0; i < body.count; i++) {
-        const ml_node *node = ml_graph_node(from, body.at[i]);
-        const int64_t *args = ml_graph_args(from, body.at[i]);
+        const ml_node *node = ml_graph_node(s->from, body.at[i]);
         ml_ref sources[3] = {0};
         for (int k = 0; k < node->source_count; k++) {
             uint32_t at = 0;
-            while (body.at[at] != ml_graph_source(from, body.at[i], k)) at++;
+            while (body.at[at] != ml_graph_source(s->from, body.at[i], k)) at++;
             sources[k] = copies[at];
         }
-        if (node->op == ML_OP_PARAM)
-            copies[i] = copy_parameter(c, args[0]);
-        else if (node->op == ML_OP_IOTA)
-            copies[i] = copy_index(c, (ml_axis)args[0]);
+        if (node->op == ML_OP_PARAM || node->op == ML_OP_IOTA)
+            copies[i] = leaf(context, body.at[i]);
         else
-            copies[i] = ml_graph_add(c->x->g, (ml_op)node->op, sources, node->source_count, args,
-                                     node->arg_count, ml_graph_type(from, body.at[i]));
+            copies[i] = ml_graph_add(s->to, (ml_op)node->op, sources, node->source_count,
+                                     ml_graph_args(s->from, body.at[i]), node->arg_count,
+                                     ml_graph_type(s->from, body.at[i]));
     }
     return copies[body.count - 1];
+}
+
+/* The function over the scores of the call. */
+static ml_ref copy_function(function_copy *c, ml_ref root) {
+    return shard_copy_function(c->x->s, root, copy_leaf, c);
 }
 
 /* ---- A call ---------------------------------------------------------------------------------- */

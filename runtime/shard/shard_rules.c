@@ -323,6 +323,16 @@ static void propose_scatter(sharder *s, ml_ref n) {
     cut(s, n, axis, at, ml_type_find(t, axis), 0);
 }
 
+/* Along the axes of a row; all ranks write all rows. */
+static void propose_write_rows(sharder *s, ml_ref n) {
+    const ml_type *t = ml_graph_type(s->from, n), *value = source_type(s, n, 2);
+    ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
+    for (int i = 0; i < t->rank; i++) {
+        int at[3] = {i, -1, ml_type_find(value, t->axis[i])};
+        if (t->axis[i] != axis) cut(s, n, t->axis[i], at, i, 0);
+    }
+}
+
 static ml_placement_kind combine_of(ml_op op) {
     return op == ML_OP_MAX ? ML_PARTIAL_MAX : op == ML_OP_MIN ? ML_PARTIAL_MIN : ML_PARTIAL_SUM;
 }
@@ -573,6 +583,10 @@ static void propose_rest(sharder *s, ml_ref n) {
         break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
+    case ML_OP_WRITE_ROWS: propose_write_rows(s, n); break;
+    case ML_OP_CACHED_ATTENTION: shard_propose_cached_attention(s, n); break;
+    case ML_OP_LINEAR_SCAN:
+    case ML_OP_LINEAR_SCAN_GRAD: shard_propose_linear_scan(s, n); break;
     case ML_OP_RECURRENCE: break; /* shard_recurrence.c */
     }
 }

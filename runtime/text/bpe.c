@@ -1,5 +1,5 @@
 /* Merges: the pair of neighbours of the lowest rank, the leftmost first, becomes one token. Short
- * pieces by looking at all pairs, long ones by a heap: n log n. */
+ * pieces by looking at all pairs, long ones by lists of equal rank: n log r, r ranks at a time. */
 #include <string.h>
 
 #include "runtime/text/encoder.h"
@@ -40,6 +40,9 @@ static uint64_t find_pair(const ml_tokenizer *t, uint32_t left, uint32_t right) 
 }
 
 void bpe_prepare(ml_tokenizer *t) {
+    for (uint32_t i = 0; t->merges && i <= t->merge_mask; i++)
+        if (t->merges[i].id != TEXT_NO_ID && t->merges[i].rank >= t->ranks)
+            t->ranks = t->merges[i].rank + 1;
     bool all = t->byte_level && t->kind == MODEL_BPE;
     for (int i = 0; i < 256 && all; i++) all = t->byte_id[i] != TEXT_NO_ID;
     if (!all) return;
@@ -68,15 +71,15 @@ static int64_t merge_short(const ml_tokenizer *t, const char *piece, uint32_t *i
     return count;
 }
 
-static void heap_push(uint64_t *heap, size_t count, uint64_t value) {
+static void heap_push(uint32_t *heap, size_t count, uint32_t value) {
     size_t at = count;
     for (; at > 0 && heap[(at - 1) / 2] > value; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
     heap[at] = value;
 }
 
 /* The least, with `count` values left. */
-static uint64_t heap_pop(uint64_t *heap, size_t count) {
-    uint64_t least = heap[0], value = heap[count];
+static uint32_t heap_pop(uint32_t *heap, size_t count) {
+    uint32_t least = heap[0], value = heap[count];
     size_t at = 0, child;
     while ((child = 2 * at + 1) < count) {
         if (child + 1 < count && heap[child + 1] < heap[child]) child++;
@@ -88,59 +91,130 @@ static uint64_t heap_pop(uint64_t *heap, size_t count) {
     return least;
 }
 
-/* The heap has a pair's rank and the place of its left symbol; next and before link symbols. A pair
- * that is no more has another rank: ranks of merges are unique. */
+/* Places of pairs, a list for each rank; the heap has the ranks whose list is not empty. An entry
+ * is the place of the left symbol and, above it, the number of the next entry; numbers count from
+ * 1, 0 is none. next and before link symbols. A place of which the pair has changed has another
+ * rank now. */
 typedef struct {
     const ml_tokenizer *t;
     uint32_t *ids, *next, *before;
-    uint64_t *heap;
+    uint32_t *first, *last, *heap; /* first, last: entries by rank */
+    uint64_t *entries;
     size_t heaped;
-    uint32_t count;
+    uint32_t count, used;
 } long_merge;
 
 static void push_pair(long_merge *m, uint32_t at) {
     if (m->next[at] == m->count) return;
     const text_merge *merge = text_find_merge(m->t, m->ids[at], m->ids[m->next[at]]);
-    if (merge) heap_push(m->heap, m->heaped++, (uint64_t)merge->rank << 32 | at);
+    if (!merge) return;
+    uint32_t rank = merge->rank, entry = ++m->used;
+    m->entries[entry] = at;
+    if (m->last[rank])
+        m->entries[m->last[rank]] |= (uint64_t)entry << 32;
+    else
+        m->first[rank] = entry, heap_push(m->heap, m->heaped++, rank);
+    m->last[rank] = entry;
 }
 
-static void merge_heap(long_merge *m) {
+static uint32_t next_entry(const uint64_t *entries, uint32_t entry) {
+    return (uint32_t)(entries[entry] >> 32);
+}
+
+/* Both in the order of their places; entries[0] is scratch. */
+static uint32_t join_lists(uint64_t *entries, uint32_t a, uint32_t b) {
+    uint32_t tail = 0;
+    entries[0] = 0;
+    while (a && b) {
+        uint32_t *least = (uint32_t)entries[a] <= (uint32_t)entries[b] ? &a : &b;
+        entries[tail] = (uint32_t)entries[tail] | (uint64_t)*least << 32;
+        tail = *least;
+        *least = next_entry(entries, tail);
+    }
+    entries[tail] = (uint32_t)entries[tail] | (uint64_t)(a ? a : b) << 32;
+    return next_entry(entries, 0);
+}
+
+/* A rank's list in the order of its places. It is made of as many ascending runs as there were
+ * ranks that added to it: most often one. */
+static uint32_t sorted_list(uint64_t *entries, uint32_t list) {
+    uint32_t joined[32] = {0}, whole = 0; /* joined[i]: of 2^i runs */
+    while (list) {
+        uint32_t run = list, end = list, rest;
+        while ((rest = next_entry(entries, end)) &&
+               (uint32_t)entries[rest] >= (uint32_t)entries[end])
+            end = rest;
+        entries[end] = (uint32_t)entries[end];
+        if (run == list && !rest && !whole) break; /* one run */
+        int i = 0;
+        for (; i < 31 && joined[i]; joined[i++] = 0) run = join_lists(entries, joined[i], run);
+        joined[i] = run;
+        list = rest;
+        whole = 1;
+    }
+    if (!whole) return list;
+    whole = 0;
+    for (int i = 0; i < 32; i++)
+        if (joined[i]) whole = whole ? join_lists(entries, joined[i], whole) : joined[i];
+    return whole;
+}
+
+/* The lowest rank first, its pairs from left to right. */
+static void merge_ranks(long_merge *m) {
     for (uint32_t i = 0; i < m->count; i++) {
         m->next[i] = i + 1;
         m->before[i] = i - 1;
     }
     for (uint32_t i = 0; i < m->count; i++) push_pair(m, i);
     while (m->heaped) {
-        uint64_t least = heap_pop(m->heap, --m->heaped);
-        uint32_t at = (uint32_t)least, right;
-        if (m->ids[at] == TEXT_NO_ID || (right = m->next[at]) == m->count) continue;
-        const text_merge *merge = text_find_merge(m->t, m->ids[at], m->ids[right]);
-        if (!merge || merge->rank != least >> 32) continue;
-        m->ids[at] = merge->id;
-        m->ids[right] = TEXT_NO_ID;
-        m->next[at] = m->next[right];
-        if (m->next[at] < m->count) m->before[m->next[at]] = at;
-        push_pair(m, at);
-        if (m->before[at] != UINT32_MAX) push_pair(m, m->before[at]);
+        uint32_t rank = heap_pop(m->heap, --m->heaped), right;
+        uint32_t list = sorted_list(m->entries, m->first[rank]);
+        m->first[rank] = m->last[rank] = 0;
+        for (uint32_t at; list; list = next_entry(m->entries, list)) {
+            at = (uint32_t)m->entries[list];
+            if (m->ids[at] == TEXT_NO_ID || (right = m->next[at]) == m->count) continue;
+            const text_merge *merge = text_find_merge(m->t, m->ids[at], m->ids[right]);
+            if (!merge || merge->rank != rank) continue;
+            m->ids[at] = merge->id;
+            m->ids[right] = TEXT_NO_ID;
+            m->next[at] = m->next[right];
+            if (m->next[at] < m->count) m->before[m->next[at]] = at;
+            if (m->before[at] != UINT32_MAX) push_pair(m, m->before[at]);
+            push_pair(m, at);
+        }
     }
 }
 
+static ml_status reserve_long(ml_encoder *e, size_t count) {
+    const size_t room = 3 * count + 1, ranks = (size_t)e->tokenizer->ranks;
+    e->links.count = 0;
+    ML_TRY(ml_ids_reserve(&e->links, (int64_t)(2 * count)));
+    if (!e->by_rank) e->by_rank = ml_alloc(3 * ranks * sizeof *e->by_rank + 1);
+    uint64_t *more = e->entries;
+    if (e->by_rank && room > e->entry_room) {
+        more = ml_realloc(e->entries, e->entry_room * sizeof *more, room * sizeof *more);
+        if (more) e->entries = more, e->entry_room = room;
+    }
+    if (e->by_rank && more) return ML_OK;
+    return ml_fail(ML_NO_MEMORY, "not enough host memory to merge %zu bytes", count);
+}
+
 static ml_status merge_long(ml_encoder *e) {
-    size_t count = (size_t)e->symbols.count, room = 3 * count;
+    size_t count = (size_t)e->symbols.count, ranks = (size_t)e->tokenizer->ranks;
     if (count >= UINT32_MAX / 4)
         return ml_fail(ML_INVALID, "a piece of text without a place to part it has %zu bytes",
                        count);
-    e->links.count = 0;
-    ML_TRY(ml_ids_reserve(&e->links, (int64_t)(2 * count)));
-    if (room > e->heap_room) {
-        uint64_t *more = ml_realloc(e->heap, e->heap_room * sizeof *more, room * sizeof *more);
-        if (!more) return ml_fail(ML_NO_MEMORY, "not enough host memory to merge %zu bytes", count);
-        e->heap = more;
-        e->heap_room = room;
-    }
-    long_merge m = {e->tokenizer,   e->symbols.at, e->links.at, e->links.at + count, e->heap, 0,
-                    (uint32_t)count};
-    merge_heap(&m);
+    ML_TRY(reserve_long(e, count));
+    long_merge m = {.t = e->tokenizer,
+                    .ids = e->symbols.at,
+                    .next = e->links.at,
+                    .before = e->links.at + count,
+                    .first = e->by_rank,
+                    .last = e->by_rank + ranks,
+                    .heap = e->by_rank + 2 * ranks,
+                    .entries = e->entries,
+                    .count = (uint32_t)count};
+    merge_ranks(&m);
     e->symbols.count = 0;
     for (uint32_t i = 0; i < m.count; i = m.next[i]) e->symbols.at[e->symbols.count++] = m.ids[i];
     return ML_OK;

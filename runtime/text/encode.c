@@ -142,7 +142,8 @@ void ml_encoder_close(ml_encoder *e) {
     ml_ids_free(&e->symbols);
     ml_ids_free(&e->links);
     ml_free(e->best);
-    ml_free(e->heap);
+    ml_free(e->by_rank);
+    ml_free(e->entries);
     ml_free(e->cache);
     ml_free(e);
 }

@@ -46,8 +46,9 @@ typedef struct ml_encoder {
     ml_bytes cache_bytes;
     ml_ids cache_ids;
     ml_ids symbols, links; /* of a piece that is merged */
-    uint64_t *heap;
-    size_t heap_room;
+    uint32_t *by_rank;     /* three of each rank: of long pieces */
+    uint64_t *entries;
+    size_t entry_room;
     unigram_place *best; /* unigram: of each place between two bytes */
     size_t best_room;
     regex_matcher *matcher;

@@ -127,7 +127,7 @@ typedef struct ml_tokenizer {
     uint32_t byte_id[256]; /* byte_level: of one byte; else of "<0x0A>" */
     ml_index by_raw;       /* whole: tokens by their bytes */
     text_merge *merges;
-    uint32_t merge_mask;
+    uint32_t merge_mask, ranks; /* ranks: all are below it */
     uint64_t *byte_pairs; /* of two bytes' merge: rank, id; UINT64_MAX: none. NULL: not known */
     double *scores;       /* unigram: log probabilities, of the model's tokens */
     double unknown_score;

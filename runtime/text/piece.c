@@ -8,9 +8,11 @@
 
 enum { FEW = 3 }; /* ids that an entry has itself */
 
+/* The low bits depend on every bit of the key. */
 static inline uint64_t key_hash(const uint64_t key[2]) {
-    uint64_t mixed = (key[0] ^ key[1] * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93;
-    return mixed ^ mixed >> 32;
+    unsigned __int128 product =
+        (unsigned __int128)(key[0] ^ 0x9E3779B97F4A7C15) * (key[1] ^ 0xD6E8FEB86659FD93);
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
 static inline uint64_t load8(const char *at) {

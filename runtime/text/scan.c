@@ -3,6 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "runtime/text/scan_block.h"
 #include "runtime/text/unicode.h"
 
 typedef const unsigned char *place;
@@ -330,14 +331,48 @@ static inline int each_end(scan_kind kind, place *from, place end, place ends[SC
     return count;
 }
 
-int scan_ends(scan_kind kind, place *at, place end, place ends[SCAN_MOST]) {
-    switch (kind) { /* the common ones each in a loop of their own */
-    case SCAN_GPT2: return each_end(SCAN_GPT2, at, end, ends);
-    case SCAN_LLAMA3: return each_end(SCAN_LLAMA3, at, end, ends);
-    case SCAN_QWEN2: return each_end(SCAN_QWEN2, at, end, ends);
-    case SCAN_O200K: return each_end(SCAN_O200K, at, end, ends);
-    default: return each_end(kind, at, end, ends);
+static inline bool begins_ascii(place at) {
+    uint64_t eight;
+    memcpy(&eight, at, 8);
+    return !(eight & 0x8080808080808080);
+}
+
+static inline uint64_t block(scan_kind kind, place at) {
+    if (kind == SCAN_GPT2) return scan_block_gpt2(at);
+    if (kind == SCAN_O200K) return scan_block_o200k(at);
+    return scan_block_cl100k(at, kind == SCAN_QWEN2 ? 1 : kind == SCAN_NUMBERS_2 ? 2 : 3);
+}
+
+/* Of a pattern that scan_block.h has, which leaves no gaps: what a block does not decide piece by
+ * piece. */
+static inline int each_block_end(scan_kind kind, place *from, place end, place ends[SCAN_MOST]) {
+    place at = *from;
+    int count = 0;
+    while (at < end && count <= SCAN_MOST - SCAN_BLOCK) {
+        uint64_t begins = end - at >= SCAN_BLOCK && begins_ascii(at) ? block(kind, at) : 0;
+        place first = at;
+        if (!begins) ends[count++] = at = next_match(kind, at, end);
+        for (; begins; begins &= begins - 1) ends[count++] = at = first + __builtin_ctzll(begins);
     }
+    *from = at;
+    return count;
+}
+
+int scan_ends(scan_kind kind, place *at, place end, place ends[SCAN_MOST]) {
+    switch (kind) { /* each in a loop of its own */
+    case SCAN_GPT2: return each_block_end(SCAN_GPT2, at, end, ends);
+    case SCAN_LLAMA3: return each_block_end(SCAN_LLAMA3, at, end, ends);
+    case SCAN_CL100K: return each_block_end(SCAN_CL100K, at, end, ends);
+    case SCAN_QWEN2: return each_block_end(SCAN_QWEN2, at, end, ends);
+    case SCAN_NUMBERS_2: return each_block_end(SCAN_NUMBERS_2, at, end, ends);
+    case SCAN_O200K: return each_block_end(SCAN_O200K, at, end, ends);
+    case SCAN_NONE:
+    case SCAN_DEEPSEEK:
+    case SCAN_NUMBER_TRIPLES:
+    case SCAN_CJK:
+    case SCAN_COUNT: break;
+    }
+    return each_end(kind, at, end, ends);
 }
 
 void scan_text(scan_kind kind, const char *text, size_t bytes, scan_piece *piece, void *context) {

@@ -27,7 +27,7 @@ const char *scan_pattern(scan_kind kind, int n);
 
 /* Pieces are the matches and what lies between two matches, in order. Where the next ones end, from
  * *at on, which moves behind them; how many there are: 0 at the end of the text. */
-enum { SCAN_MOST = 64 };
+enum { SCAN_MOST = 128 };
 int scan_ends(scan_kind kind, const unsigned char **at, const unsigned char *end,
               const unsigned char *ends[SCAN_MOST]);
 typedef void scan_piece(void *context, const char *piece, size_t bytes);

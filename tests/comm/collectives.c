@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/graph/convert.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
 
@@ -16,17 +17,7 @@ static int value_of(int rank, int64_t i, ml_dtype dtype) {
 }
 
 static void put(void *at, int64_t i, ml_dtype dtype, int64_t value) {
-    float real = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &real, sizeof bits);
-    switch (dtype) {
-    case ML_BOOL: ((uint8_t *)at)[i] = (uint8_t)value; break;
-    case ML_I32: ((int32_t *)at)[i] = (int32_t)value; break;
-    case ML_I64: ((int64_t *)at)[i] = value; break;
-    case ML_BF16: ((uint16_t *)at)[i] = (uint16_t)(bits >> 16); break; /* exact: small */
-    case ML_F32: ((float *)at)[i] = real; break;
-    default: ((double *)at)[i] = (double)value; break;
-    }
+    ml_set_element(dtype, at, i, (double)value); /* exact: small */
 }
 
 static int64_t reduced(const int *ranks, int count, int64_t i, ml_dtype dtype, ml_combine op) {

@@ -28,9 +28,38 @@ void ml_template_recurrence(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels of recurrences");
 }
+bool ml_template_recurrence_grid(ml_schedule *s, ml_step *step, const char **why) {
+    (void)s, (void)step;
+    *why = "the core has no kernels";
+    return false;
+}
+void ml_template_write_rows(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels that write rows");
+}
+void ml_template_cached_attention(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels of cached attention");
+}
 void ml_template_reset(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels that reset states");
+}
+bool ml_linear_scan_kernel(const ml_target *target, const ml_graph *g, ml_ref n) {
+    (void)target, (void)g, (void)n;
+    return false;
+}
+bool ml_delta_scan_kernel(const ml_target *target, const ml_graph *g, ml_ref n) {
+    (void)target, (void)g, (void)n;
+    return false;
+}
+void ml_template_linear_scan(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels of linear scans");
+}
+void ml_template_delta_scan(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels of linear scans");
 }
 void ml_template_ragged(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;

@@ -124,9 +124,12 @@ static const char *const spellings[][2] = {
      "r = emulated_max2(a, b)"},
     {"asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_exp2(x)"},
     {"asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_tanh(x)"},
-    {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
-     "i]))",
-     "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
+    {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[0]) : \"f\"(v[1]), \"f\"(v[0]))",
+     "q.word[0] = emulated_bf16(v[1]) << 16 | emulated_bf16(v[0])"},
+    {"asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[0]) : \"f\"(v[1]), \"f\"(v[0]))",
+     "q.word[0] = emulated_f16(v[1]) << 16 | emulated_f16(v[0])"},
+    {"asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(x) : \"h\"(h.bits))", "x = emulated_of_f16(h.bits)"},
+    {"asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h.bits) : \"f\"(x))", "h.bits = emulated_f16(x)"},
     {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(x), \"f\"(0.0f))",
      "r = emulated_bf16(x) << 16"},
     {"asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/convert.h"
+
 void ir_init(ir_kernel *k, int row_loops, int loops, const int64_t *sizes) {
     memset(k, 0, sizeof *k);
     k->ir.row_loops = row_loops;
@@ -135,42 +137,12 @@ int ir_reduce(ir_kernel *k, ml_op op, ml_scope scope, int a, int operand) {
     return last(k);
 }
 
-static float bf16_widen(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint16_t bf16_round(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (isnan(value)) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 double ir_get(const ir_kernel *k, int operand, int64_t i) {
-    const void *m = k->memory[operand];
-    switch ((ml_dtype)k->ir.operand[operand].dtype) {
-    case ML_BOOL: return ((const uint8_t *)m)[i];
-    case ML_I32: return ((const int32_t *)m)[i];
-    case ML_I64: return (double)((const int64_t *)m)[i];
-    case ML_BF16: return bf16_widen(((const uint16_t *)m)[i]);
-    case ML_F32: return ((const float *)m)[i];
-    default: return ((const double *)m)[i];
-    }
+    return ml_element((ml_dtype)k->ir.operand[operand].dtype, k->memory[operand], i);
 }
 
 void ir_set(ir_kernel *k, int operand, int64_t i, double value) {
-    void *m = k->memory[operand];
-    switch ((ml_dtype)k->ir.operand[operand].dtype) {
-    case ML_BOOL: ((uint8_t *)m)[i] = value != 0; break;
-    case ML_I32: ((int32_t *)m)[i] = (int32_t)value; break;
-    case ML_I64: ((int64_t *)m)[i] = (int64_t)value; break;
-    case ML_BF16: ((uint16_t *)m)[i] = bf16_round((float)value); break;
-    case ML_F32: ((float *)m)[i] = (float)value; break;
-    default: ((double *)m)[i] = value; break;
-    }
+    ml_set_element((ml_dtype)k->ir.operand[operand].dtype, k->memory[operand], i, value);
 }
 
 static uint64_t next_random(uint64_t *state) {
@@ -217,10 +189,10 @@ static double map_value(ml_op op, ml_dtype dtype, double a, double b, double c) 
     case ML_OP_AND: return a != 0 && b != 0;
     case ML_OP_WHERE: return a != 0 ? b : c;
     case ML_OP_CAST:
-        return dtype == ML_BOOL                       ? a != 0
-               : ml_dtypes[dtype].kind == ML_KIND_INT ? trunc(a)
-               : dtype == ML_BF16                     ? (double)bf16_widen(bf16_round((float)a))
-                                                      : a;
+        return dtype == ML_BOOL      ? a != 0
+               : ml_is_narrow(dtype) ? ml_round_to(dtype, a)
+               : ml_is_float(dtype)  ? a
+                                     : trunc(a);
     default: return NAN;
     }
 }

@@ -378,6 +378,7 @@ typedef struct {
     const function *function;
     emu_index grid, block;
     unsigned shared_bytes;
+    int together; /* cooperative: all blocks at once */
     char arguments[4096];
 } launch;
 
@@ -423,14 +424,16 @@ static int do_launch(void *data) {
     launch *l = data;
     char text[128];
     snprintf(text, sizeof text, "threads of %s wait for one another for ever", l->function->name);
-    if (fibers_run(l->function->run, l->arguments, l->grid, l->block, l->shared_bytes))
-        emu_complain(text);
+    int (*const run)(void (*)(void *), void *, emu_index, emu_index, unsigned) =
+        l->together ? fibers_run_together : fibers_run;
+    if (run(l->function->run, l->arguments, l->grid, l->block, l->shared_bytes)) emu_complain(text);
     return 1;
 }
 
-CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                        CUstream stream, void **parameters, void **extra) {
+static CUresult launch_kernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                              unsigned block_x, unsigned block_y, unsigned block_z,
+                              unsigned shared_bytes, CUstream stream, void **parameters,
+                              void **extra, int together) {
     const unsigned threads = block_x * block_y * block_z;
     if (grid_x == 0 || grid_x > 2147483647u || grid_y - 1 > 65534 || grid_z - 1 > 65534 ||
         threads == 0 || threads > 1024 || shared_bytes > ((function *)f)->shared_bytes)
@@ -442,10 +445,26 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
     l->grid = (emu_index){grid_x, grid_y, grid_z};
     l->block = (emu_index){block_x, block_y, block_z};
     l->shared_bytes = shared_bytes;
+    l->together = together;
     if (parameters) /* one struct */
         memcpy(l->arguments, parameters[0], l->function->bytes);
     else
         memcpy(l->arguments, extra[1], *(size_t *)extra[3]);
     emu_enqueue(stream, do_launch, l);
     return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **parameters, void **extra) {
+    return launch_kernel(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                         parameters, extra, 0);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z,
+                                   unsigned shared_bytes, CUstream stream, void **parameters) {
+    if (grid_x * grid_y * grid_z > 132) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    return launch_kernel(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                         parameters, NULL, 1);
 }

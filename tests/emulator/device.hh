@@ -17,6 +17,7 @@ extern emu_index emu_block, emu_grid, emu_dimensions;
 extern unsigned char emu_dynamic_shared[];
 void emu_barrier(int id, int count);
 void emu_warp_barrier(unsigned mask);
+void emu_yield(void); // to other blocks of a cooperative launch: this one waits for them
 bool emu_runs(int lane);                // of this warp
 uint64_t *emu_slots(void);              // one for each lane of this warp
 unsigned (*emu_fragments(void))[8];     // likewise
@@ -83,6 +84,7 @@ static inline double rsqrt(double a) { return 1 / sqrt(a); }
 template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 template <class T> static inline T __ldg(const T *p) { return *p; }
+template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
 template <class T> static inline T atomicAdd(T *p, T v) { T old = *p; *p += v; return old; }
@@ -136,6 +138,10 @@ static inline int __any_sync(unsigned mask, int v) { return __ballot_sync(mask, 
 static inline int __all_sync(unsigned mask, int v) { return __ballot_sync(mask, v) == mask; }
 
 // ---- PTX
+static inline unsigned emu_look(const unsigned *word) {
+    emu_yield();
+    return *word;
+}
 static inline unsigned short emu_to_bf16(float x) {
     unsigned u = __float_as_uint(x);
     return x != x ? 0x7fff : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
@@ -177,15 +183,55 @@ static inline void emu_load_matrices(unsigned &r0, unsigned &r1, unsigned &r2, u
     }
     emu_warp_barrier(~0u);
 }
-// Products of warpgroups (wgmma m64n256k16): nothing is computed before it is waited for.
-struct emu_product { float *c; unsigned long long left, right; int left_flat, right_flat, group; };
-static emu_product emu_products[1024][16];
+// stmatrix, transposed: of each matrix lane l has rows 2 (l % 4) and the next of column l / 4
+static inline void emu_store_transposed(unsigned to, unsigned x0, unsigned x1, unsigned x2,
+                                        unsigned x3) {
+    const unsigned pair[4] = {x0, x1, x2, x3};
+    int lane = emu_lane();
+    emu_fragments()[lane][0] = to;
+    emu_warp_barrier(~0u);
+    for (int m = 0; m < 4; m++)
+        for (int k = 0; k < 2; k++) {
+            unsigned at = emu_fragments()[m * 8 + lane % 4 * 2 + k][0];
+            unsigned short element = (unsigned short)(pair[m] >> 16 * k);
+            if (at & 15) emu_complain("stmatrix writes at no multiple of 16 bytes");
+            memcpy(emu_dynamic_shared + at + lane / 4 * 2, &element, 2);
+        }
+    emu_warp_barrier(~0u);
+}
+// Products of warpgroups (wgmma m64nNk16): nothing is computed before it is waited for.
+enum { EMU_PRODUCTS = 64 };
+struct emu_product {
+    float *c;
+    unsigned long long left, right;
+    int left_flat, right_flat, columns, add, group;
+    bool held;         // the left operand, in registers:
+    float row[2][16];  // what this thread's two rows have
+};
+static emu_product emu_products[1024][EMU_PRODUCTS];
 static int emu_product_count[1024], emu_product_group[1024];
-static inline void emu_product_later(float *c, unsigned long long left, unsigned long long right,
-                                     int left_flat, int right_flat) {
+static inline void emu_product_add(emu_product p) {
     int n = emu_now->number, *count = &emu_product_count[n];
-    if (*count == 16) { emu_complain("more products are under way than the emulator keeps"); return; }
-    emu_products[n][(*count)++] = {c, left, right, left_flat, right_flat, emu_product_group[n]};
+    p.group = emu_product_group[n];
+    if (*count < EMU_PRODUCTS) emu_products[n][(*count)++] = p;
+    else emu_complain("more products are under way than the emulator keeps");
+}
+static inline void emu_product_later(float *c, unsigned long long left, unsigned long long right,
+                                     int left_flat, int right_flat, int columns, int add) {
+    emu_product_add({c, left, right, left_flat, right_flat, columns, add, 0, false, {}});
+}
+static inline void emu_held_product(float *c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                    unsigned long long right, int right_flat, int columns, int add) {
+    emu_product p = {c, 0, right, 0, right_flat, columns, add, 0, true, {}};
+    unsigned mine[4] = {a0, a1, a2, a3}, (*all)[8] = emu_fragments();
+    int lane = emu_lane();
+    memcpy(all[lane], mine, sizeof mine);
+    emu_warp_barrier(~0u);
+    for (int k = 0; k < 16; k++)
+        for (int h = 0; h < 2; h++)
+            p.row[h][k] = emu_half(all[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k & 1);
+    emu_warp_barrier(~0u);
+    emu_product_add(p);
 }
 // Element (i, depth) of an operand in the 128-byte mode, as codegen/kernels/cuda/attention_wgmma.cuh lays it out.
 static inline float emu_element(unsigned long long operand, int flat, int i, int depth) {
@@ -200,10 +246,12 @@ static inline float emu_element(unsigned long long operand, int flat, int i, int
 }
 static inline void emu_product_now(const emu_product &p) {
     int lane = emu_lane(), row = emu_now->number / 32 % 4 * 16 + lane / 4;
+    for (int i = 0; !p.add && i < p.columns / 2; i++) p.c[i] = 0;
     for (int k = 0; k < 16; k++) {
-        float left[2] = {emu_element(p.left, p.left_flat, row, k),
-                         emu_element(p.left, p.left_flat, row + 8, k)};
-        for (int i = 0; i < 64; i++) {
+        float left[2];
+        for (int h = 0; h < 2; h++)
+            left[h] = p.held ? p.row[h][k] : emu_element(p.left, p.left_flat, row + 8 * h, k);
+        for (int i = 0; i < p.columns / 4; i++) {
             float right = emu_element(p.right, p.right_flat, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
             for (int h = 0; h < 2; h++) p.c[i / 2 * 4 + 2 * h + i % 2] += left[h] * right;
         }

@@ -144,7 +144,7 @@ void emu_copy_wait(int but) {
     copy_count[n] = left;
 }
 
-static void prepare_block(emu_index size) {
+static void prepare_block(emu_index size, char *block_stacks) {
     total = alive = (int)(size.x * size.y * size.z);
     memset(barriers, 0, sizeof barriers);
     memset(warps, 0, sizeof warps);
@@ -152,7 +152,7 @@ static void prepare_block(emu_index size) {
     memset(copy_group, 0, sizeof copy_group);
     for (int i = 0; i < total; i++) {
         const unsigned n = (unsigned)i;
-        void **top = (void **)(stacks + (size_t)(i + 1) * STACK - 64);
+        void **top = (void **)(block_stacks + (size_t)(i + 1) * STACK - 64);
         threads[i] = (emu_thread){.number = i};
         threads[i].index = (emu_index){n % size.x, n / size.x % size.y, n / size.x / size.y};
         *--top = NULL; /* begin() never returns; this aligns its stack */
@@ -162,8 +162,8 @@ static void prepare_block(emu_index size) {
     }
 }
 
-static int run_block(emu_index size, bool backwards) {
-    prepare_block(size);
+/* Until all threads are done, or none can go on. */
+static void advance_block(bool backwards) {
     while (alive > 0) {
         const unsigned long before = progress;
         for (int k = 0; k < total; k++) {
@@ -172,24 +172,95 @@ static int run_block(emu_index size, bool backwards) {
             emu_now = t;
             emu_switch(&scheduler, t->stack_pointer);
         }
-        if (progress == before) return 1;
+        if (progress == before) return;
     }
-    return 0;
+}
+
+void emu_yield(void) {
+    emu_switch(&emu_now->stack_pointer, scheduler);
+}
+
+static void begin_launch(void (*function)(void *), void *data, emu_index grid, emu_index block) {
+    entry = function, arguments = data;
+    emu_grid = grid, emu_dimensions = block;
+}
+
+static emu_index block_index(unsigned n) {
+    return (emu_index){n % emu_grid.x, n / emu_grid.x % emu_grid.y, n / emu_grid.x / emu_grid.y};
+}
+
+static bool runs_backwards(void) {
+    const char *order = getenv("EMULATOR_BACKWARDS");
+    return order && *order == '1';
 }
 
 int fibers_run(void (*function)(void *), void *data, emu_index grid, emu_index block,
                unsigned shared_bytes) {
-    const char *order = getenv("EMULATOR_BACKWARDS");
-    const bool backwards = order && *order == '1';
+    const bool backwards = runs_backwards();
     const unsigned blocks = grid.x * grid.y * grid.z;
     if (!stacks) stacks = malloc((size_t)THREADS * STACK);
-    entry = function, arguments = data;
-    emu_grid = grid, emu_dimensions = block;
+    begin_launch(function, data, grid, block);
     for (unsigned i = 0; i < blocks; i++) {
-        unsigned n = backwards ? blocks - 1 - i : i;
-        emu_block = (emu_index){n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
+        emu_block = block_index(backwards ? blocks - 1 - i : i);
         memset(emu_dynamic_shared, 0xff, shared_bytes);
-        if (run_block(block, backwards)) return 1;
+        prepare_block(block, stacks);
+        advance_block(backwards);
+        if (alive > 0) return 1;
     }
     return 0;
+}
+
+/* A block that does not run at the moment. */
+typedef struct {
+    emu_thread threads[THREADS];
+    barrier barriers[16];
+    warp warps[WARPS];
+    int alive;
+    unsigned char *shared;
+} resting;
+
+static void exchange(resting *block, bool rests, unsigned shared_bytes) {
+    void *here[] = {threads, barriers, warps, emu_dynamic_shared};
+    void *there[] = {block->threads, block->barriers, block->warps, block->shared};
+    const size_t bytes[] = {sizeof threads, sizeof barriers, sizeof warps, shared_bytes};
+    for (int i = 0; i < 4; i++)
+        memcpy(rests ? there[i] : here[i], rests ? here[i] : there[i], bytes[i]);
+    if (rests)
+        block->alive = alive;
+    else
+        alive = block->alive;
+}
+
+/* Kernels that copy asynchronously are not run so. */
+int fibers_run_together(void (*function)(void *), void *data, emu_index grid, emu_index block,
+                        unsigned shared_bytes) {
+    const bool backwards = runs_backwards();
+    const unsigned blocks = grid.x * grid.y * grid.z;
+    const size_t block_bytes = (size_t)(block.x * block.y * block.z) * STACK;
+    resting *all = calloc(blocks, sizeof *all);
+    char *memory = malloc(blocks * block_bytes);
+    unsigned waiting = blocks;
+    begin_launch(function, data, grid, block);
+    for (unsigned i = 0; i < blocks; i++) {
+        all[i].shared = malloc(shared_bytes + 1);
+        memset(emu_dynamic_shared, 0xff, shared_bytes);
+        prepare_block(block, memory + i * block_bytes);
+        exchange(&all[i], true, shared_bytes);
+    }
+    for (unsigned long before = progress - 1; waiting > 0 && progress != before;) {
+        before = progress;
+        for (unsigned i = 0; i < blocks; i++) {
+            const unsigned n = backwards ? blocks - 1 - i : i;
+            if (all[n].alive == 0) continue;
+            emu_block = block_index(n);
+            exchange(&all[n], false, shared_bytes);
+            advance_block(backwards);
+            exchange(&all[n], true, shared_bytes);
+            waiting -= all[n].alive == 0;
+        }
+    }
+    for (unsigned i = 0; i < blocks; i++) free(all[i].shared);
+    free(all);
+    free(memory);
+    return waiting > 0;
 }

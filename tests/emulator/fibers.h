@@ -10,6 +10,9 @@ typedef struct {
 /* Run a kernel's entry over a grid; 0, or 1 where its threads wait for one another for ever. */
 int fibers_run(void (*entry)(void *), void *arguments, emu_index grid, emu_index block,
                unsigned shared_bytes);
+/* The same where blocks wait for one another: all have their threads and shared memory at once. */
+int fibers_run_together(void (*entry)(void *), void *arguments, emu_index grid, emu_index block,
+                        unsigned shared_bytes);
 /* Put work on a stream, or into the graph that is being captured. It is done when the call gives 1;
  * one that waits for another process gives 0 and is called again. Takes the data over. */
 void emu_enqueue(void *stream, int (*call)(void *), void *data);

@@ -21,6 +21,8 @@ static const ptx_form forms[] = {
     {"cvt.rn.bf16.f32", "%0 = emu_to_bf16(%1);"},
     {"cvt.rn.bf16x2.f32", "%0 = emu_pair(%1, %2);"},
     {"cvt.rn.f16x2.f32", "%0 = emu_halves(%1, %2)"},
+    {"cvt.rn.f16.f32", "%0 = emu_bits<uint16_t>((_Float16)%1);"},
+    {"cvt.f32.f16", "%0 = emu_of_f16(%1);"},
     {"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }", "%0 = emu_of_f16(%1)"},
     {"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }", "%0 = emu_of_f16(%1 >> 16)"},
     {"ex2.approx.ftz.f32", "%0 = exp2f(%1);"},
@@ -28,6 +30,8 @@ static const ptx_form forms[] = {
     {"max.NaN.f32", "%0 = emu_max(%1, %2);"},
     {"max.NaN.bf16x2", "%0 = emu_max_pair(%1, %2);"},
     {"min.NaN.f32", "%0 = emu_min(%1, %2);"},
+    {"red.release.gpu.global.add.u32", "++*(%0);"},
+    {"ld.acquire.gpu.global.u32", "%0 = emu_look(%1);"},
     {"bar.sync", "emu_barrier(%0, %1);"},
     {"cp.async.cg.shared.global", "emu_copy_later(%0, %1, %2);"},
     {"cp.async.commit_group;", "emu_copy_commit();"},
@@ -37,9 +41,13 @@ static const ptx_form forms[] = {
     {"wgmma.fence.sync.aligned;", ";"},
     {"wgmma.commit_group.sync.aligned;", "emu_products_commit();"},
     {"wgmma.wait_group.sync.aligned", "emu_products_wait(#);"},
+    {"setmaxnreg.dec.sync.aligned.u32", ";"},
+    {"setmaxnreg.inc.sync.aligned.u32", ";"},
+    {"", ";"}, /* the compiler alone sees it */
     {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "emu_load_matrices(%0, %1, %2, %3, %4, false);"},
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
      "emu_load_matrices(%0, %1, %2, %3, %4, true);"},
+    {"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "emu_store_transposed(%0, %1, %2, %3, %4);"},
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
      "emu_multiply(%0, %1, %2, %3, %4, %5, %6, %7, %8, %9);"},
 };
@@ -53,15 +61,26 @@ static const char *past_closing(const char *at) {
     return at;
 }
 
-/* wgmma: its operands are the parameters of the function around it, its last immediates say how
- * they lie. */
+/* wgmma: its operands are the parameters of the function around it; how they lie and how many
+ * columns there are is said by its last immediates and its name, or by the parameters of the macros
+ * of codegen/kernels/cuda/wgmma.cuh. */
 static int print_product(FILE *out, const char *begin, const char *end) {
-    static const char before[] = "p, 1, 1, ";
-    const char *at = strstr(begin, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16");
+    static const char name[] = "wgmma.mma_async.sync.aligned.m64n", before[] = "p, 1, 1, ";
+    const char *at = strstr(begin, name);
     int left, right;
-    if (!at || at > end || !(at = strstr(at, before)) || at > end) return 0;
+    if (!at || at > end) return 0;
+    if (!strncmp(at + strlen(name), "\" #COLUMNS", 10)) {
+        const char *held = strstr(at, "(a0)");
+        if (held && held < end)
+            fprintf(out, "emu_held_product(c, a0, a1, a2, a3, right, RIGHT_FLAT, COLUMNS, add);");
+        else
+            fprintf(out, "emu_product_later(c, left, right, LEFT_FLAT, RIGHT_FLAT, COLUMNS, add);");
+        return 1;
+    }
+    if (strncmp(at + strlen(name), "256k16.f32.bf16.bf16", 20)) return 0;
+    if (!(at = strstr(at, before)) || at > end) return 0;
     if (sscanf(at + strlen(before), "%d, %d", &left, &right) != 2) return 0;
-    fprintf(out, "emu_product_later(c, left, right, %d, %d);", left, right);
+    fprintf(out, "emu_product_later(c, left, right, %d, %d, 256, 1);", left, right);
     return 1;
 }
 

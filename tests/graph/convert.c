@@ -34,27 +34,53 @@ TEST(graph, every_f16_and_bf16_number) {
 
 /* From f64, between each number and the next: below the middle, at it (to even), above it; a
  * rounding to f32 in between would make the middle of its neighbours. */
-TEST(graph, bf16_is_rounded_once) {
+static int count_wrong(uint16_t to(double), int exponents, int fraction) {
+    const unsigned infinite = ((1u << exponents) - 1) << fraction;
     int wrong = 0;
-    for (unsigned bits = 0; bits < 0x7f80; bits++) {
-        double low = defined(bits, 8, 7);
-        double high = bits == 0x7f7f ? ldexp(1, 128) : defined(bits + 1, 8, 7);
+    for (unsigned bits = 0; bits < infinite; bits++) {
+        double low = defined(bits, exponents, fraction);
+        double high = bits + 1 == infinite ? ldexp(1, 1 << (exponents - 1))
+                                           : defined(bits + 1, exponents, fraction);
         double middle = low + (high - low) / 2;
         unsigned even = bits & 1 ? bits + 1 : bits;
         for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
             double s = sign ? -1 : 1;
-            wrong += ml_to_bf16(s * middle) != (even | sign);
-            wrong += ml_to_bf16(s * nextafter(middle, 0)) != (bits | sign);
-            wrong += ml_to_bf16(s * nextafter(middle, INFINITY)) != ((bits + 1) | sign);
+            wrong += to(s * low) != (bits | sign);
+            wrong += to(s * middle) != (even | sign);
+            wrong += to(s * nextafter(middle, 0)) != (bits | sign);
+            wrong += to(s * nextafter(middle, INFINITY)) != ((bits + 1) | sign);
         }
     }
+    wrong += to(1e300) != infinite;
+    wrong += to(-1e-300) != 0x8000;
+    return wrong + !isnan(defined(to(NAN), exponents, fraction));
+}
+
+TEST(graph, narrow_floats_are_rounded_once) {
+    CHECK_EQ_INT(count_wrong(ml_to_bf16, 8, 7), 0);
+    CHECK_EQ_INT(count_wrong(ml_to_f16, 5, 10), 0);
+}
+
+/* Of f32, by the loop over arrays: of all that lie near an f16 or between two. */
+TEST(graph, f16_of_arrays_is_that_of_numbers) {
+    enum { NEAR = 5 };
+    float values[2 * NEAR];
+    uint16_t halves[2 * NEAR];
+    int wrong = 0;
+    for (unsigned bits = 0; bits < 0x7c00; bits++) {
+        const float low = (float)defined(bits, 5, 10), high = (float)defined(bits + 1, 5, 10);
+        const float end = isinf(high) ? 65536 : high, middle = low + (end - low) / 2;
+        const float near[NEAR] = {low, nextafterf(middle, 0), middle, nextafterf(middle, 1e6f),
+                                  end};
+        for (int i = 0; i < NEAR; i++) values[i] = near[i], values[NEAR + i] = -near[i];
+        ml_convert(ML_F32, values, ML_F16, halves, 2 * NEAR);
+        for (int i = 0; i < 2 * NEAR; i++) wrong += halves[i] != ml_to_f16(values[i]);
+    }
     CHECK_EQ_INT(wrong, 0);
-    CHECK_EQ_INT(ml_to_bf16(1e300), 0x7f80);
-    CHECK_EQ_INT(ml_to_bf16(-1e-300), 0x8000);
 }
 
 TEST(graph, conversions_of_arrays) {
-    static const ml_dtype floats[] = {ML_F64, ML_F32, ML_BF16};
+    static const ml_dtype floats[] = {ML_F64, ML_F32, ML_BF16}, halves[] = {ML_F64, ML_F32, ML_F16};
     const double values[] = {0, -0.0, 1.00390625, 0x1p-149, -0x1p-133, 0x1.fep127, INFINITY, NAN};
     enum { COUNT = sizeof values / sizeof *values };
     for (int a = 0; a < 3; a++)
@@ -69,6 +95,12 @@ TEST(graph, conversions_of_arrays) {
             CHECK_EQ_INT(ml_convert(ML_F64, values, floats[a > b ? a : b], from, COUNT), -1);
             CHECK_EQ_INT(ml_convert(floats[a > b ? a : b], from, ML_F64, expected, COUNT), -1);
             for (int i = 0; i < COUNT; i++) CHECK(same(back[i], expected[i]));
+            ml_convert(ML_F64, values, halves[a], from, COUNT);
+            CHECK_EQ_INT(ml_convert(halves[a], from, halves[b], to, COUNT), -1);
+            for (int i = 0; i < COUNT; i++) {
+                double value = ml_round_to(halves[b], ml_round_to(halves[a], values[i]));
+                CHECK(same(ml_element(halves[b], to, i), value));
+            }
         }
     const int64_t wide[] = {INT32_MAX, INT32_MIN, (int64_t)INT32_MAX + 1};
     int32_t narrow[3];

@@ -1,6 +1,7 @@
 /* The exact texts of what users get wrong. */
 #include <stdio.h>
 
+#include "runtime/graph/cached_attention.h"
 #include "tests/graph/support.h"
 
 typedef struct {
@@ -153,6 +154,57 @@ static void score_bool(ml_graph *g) {
     a.args.score = ml_map2(g, ML_OP_GT, graph_score(g, &a, 0), ml_const(g, ML_F32, 0));
     ml_attention(g, (ml_ref[]){a.q, a.k, a.v}, 3, &a.args);
 }
+/* With one operand replaced. */
+static void cached(ml_graph *g, int which, ml_ref other, int64_t block) {
+    ml_ref sources[] = {f32(g, "r2 s3 h4 d8"),        f32(g, "p8 kv2 d8"),
+                        f32(g, "p8 kv2 d8"),          graph_input(g, ML_I32, "r2 c3"),
+                        graph_input(g, ML_I32, "r2"), graph_input(g, ML_I32, "r2")};
+    ml_cached_attention_args args = {.seq = axis(g, "s"),
+                                     .pool = axis(g, "p"),
+                                     .columns = axis(g, "c"),
+                                     .heads = axis(g, "h"),
+                                     .kv_heads = axis(g, "kv"),
+                                     .head_dim = axis(g, "d"),
+                                     .kv_seq = axis(g, "t"),
+                                     .block = block};
+    if (other) sources[which] = other;
+    ml_cached_attention(g, sources, CACHED_CAPTURED, &args);
+}
+static void cached_axes(ml_graph *g) {
+    cached(g, CACHED_V, f32(g, "p8 h4 d8"), 2);
+}
+static void cached_heads(ml_graph *g) {
+    cached(g, CACHED_Q, f32(g, "r2 s3 h5 d8"), 2);
+}
+static void cached_rows(ml_graph *g) {
+    cached(g, CACHED_LENGTH, graph_input(g, ML_I32, "r3"), 2);
+}
+static void cached_table(ml_graph *g) {
+    cached(g, CACHED_TABLE, f32(g, "r2 c3"), 2);
+}
+static void cached_dtypes(ml_graph *g) {
+    cached(g, CACHED_K, graph_input(g, ML_BF16, "p8 kv2 d8"), 2);
+}
+static void cached_block(ml_graph *g) {
+    cached(g, 0, 0, 3);
+}
+static void write_axis(ml_graph *g) {
+    ml_write_rows(g, f32(g, "p8 d4"), graph_input(g, ML_I32, "n3"), f32(g, "n3 d4"), axis(g, "q"));
+}
+static void write_shared(ml_graph *g) {
+    ml_write_rows(g, f32(g, "p8 b3"), graph_input(g, ML_I32, "b3"), f32(g, "b3"), axis(g, "p"));
+}
+static void write_size(ml_graph *g) {
+    ml_write_rows(g, f32(g, "p8 d4"), graph_input(g, ML_I32, "n3"), f32(g, "n3 d5"), axis(g, "p"));
+}
+static void write_more(ml_graph *g) {
+    ml_write_rows(g, f32(g, "p8 d4"), graph_input(g, ML_I32, "n3"), f32(g, "n3 d4 e2"),
+                  axis(g, "p"));
+}
+static void write_dtype(ml_graph *g) {
+    ml_write_rows(g, graph_input(g, ML_BF16, "p8 d4"), graph_input(g, ML_I32, "n3"),
+                  f32(g, "n3 d4"), axis(g, "p"));
+}
 static void int_constant(ml_graph *g) {
     ml_const(g, ML_I32, 0.5);
 }
@@ -231,6 +283,28 @@ static const struct {
      "the number of heads is a multiple of that of key/value heads"},
     {"attention_axis", attention_axis, 3, "cannot attend over \"t\": v has no such axis",
      "its axes are b, u, kv, d"},
+    {"cached_axes", cached_axes, 4, "cannot attend: v has axes p, h, d, and should have p, d, kv",
+     ""},
+    {"cached_heads", cached_heads, 4, "cannot attend: \"h\" is 5 in q, \"kv\" is 2 in k",
+     "the number of heads is a multiple of that of key/value heads"},
+    {"cached_rows", cached_rows, 4, "cannot attend: \"r\" is 2 in q, 3 in the length", ""},
+    {"cached_table", cached_table, 4, "the table of cached_attention is i32, not f32",
+     "cast it: x:cast(\"i32\")"},
+    {"cached_dtypes", cached_dtypes, 4, "cannot attend: k is bf16, v is f32",
+     "keep both in one dtype"},
+    {"cached_block", cached_block, 4, "cannot attend: blocks of 3 positions in a pool of 8",
+     "a pool is a whole number of blocks"},
+    {"write_axis", write_axis, 3, "cannot write rows along \"q\": the cache has no such axis",
+     "its axes are p, d"},
+    {"write_shared", write_shared, 3,
+     "cannot write rows: both the cache and the index have axis \"b\"",
+     "rename it in the index and the value"},
+    {"write_size", write_size, 3, "cannot write rows: \"d\" is 4 in the cache, 5 in the value", ""},
+    {"write_more", write_more, 3,
+     "cannot write rows: the value has axes n, d, e, the index n, the cache p, d",
+     "the value has the axes of the index and those of a row of the cache"},
+    {"write_dtype", write_dtype, 3, "cannot write rows of f32 into a cache of bf16",
+     "cast the value"},
     {"score_captures", score_captures, 4,
      "a tensor that the score function uses has axis \"x\", the scores have b, h, s, t",
      "a score function works on one score at a time"},

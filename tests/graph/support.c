@@ -1,7 +1,9 @@
 /* See tests/graph/support.h. */
 #include "tests/graph/support.h"
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/conv.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/recurrence.h"
 
@@ -153,6 +155,31 @@ static ml_ref sample_attention(ml_graph *g, ml_op op) {
     return ml_attention_grad(g, sources, 7, &a.args);
 }
 
+static ml_ref sample_cached_attention(ml_graph *g) {
+    ml_ref sources[] = {graph_input(g, ML_F32, "r2 s3 h4 d8"), graph_input(g, ML_BF16, "p8 kv2 d8"),
+                        graph_input(g, ML_BF16, "p8 kv2 d5"),  graph_input(g, ML_I32, "r2 c3"),
+                        graph_input(g, ML_I32, "r2"),          graph_input(g, ML_I32, "r2"),
+                        graph_input(g, ML_F32, "h4")};
+    ml_cached_attention_args args = {.seq = graph_axis(g, "s"),
+                                     .pool = graph_axis(g, "p"),
+                                     .columns = graph_axis(g, "c"),
+                                     .heads = graph_axis(g, "h"),
+                                     .kv_heads = graph_axis(g, "kv"),
+                                     .head_dim = graph_axis(g, "d"),
+                                     .kv_seq = graph_axis(g, "t"),
+                                     .keys = 6,
+                                     .causal = true,
+                                     .block = 2,
+                                     .scale = 0.5};
+    ml_type score;
+    ml_cached_attention_score_type(g, sources, &args, &score);
+    ml_ref s = ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){0}, 1, &score);
+    ml_ref bias = ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){1}, 1,
+                               ml_graph_type(g, sources[CACHED_CAPTURED]));
+    args.score = ml_map2(g, ML_OP_ADD, s, bias);
+    return ml_cached_attention(g, sources, CACHED_CAPTURED + 1, &args);
+}
+
 static ml_ref sample_ragged(ml_graph *g, ml_op op) {
     ml_ref x = graph_input(g, ML_F32, "r6 d3"), starts = graph_input(g, ML_I32, "e4");
     ml_ref ends = graph_input(g, ML_I32, "e4");
@@ -191,6 +218,28 @@ static ml_ref sample_recurrence(ml_graph *g) {
     return ml_recurrence_new(g, &step);
 }
 
+/* A decay for each key, and a correction of rank 1. */
+static ml_ref sample_linear_scan(ml_graph *g, ml_op op) {
+    ml_ref k = graph_input(g, ML_F32, "b2 s4 k3"), u = graph_input(g, ML_F32, "s4 k3");
+    ml_ref sources[] = {graph_input(g, ML_F32, "b2 s4 k3"),
+                        k,
+                        graph_input(g, ML_F32, "s4 b2 v5"),
+                        graph_input(g, ML_F32, "s4 b2 k3"),
+                        graph_input(g, ML_F32, "b2 k3 v5"),
+                        u,
+                        k,
+                        graph_input(g, ML_F32, "s4 b2 v5"),
+                        graph_input(g, ML_F32, "b2 k3 v5")};
+    ml_linear_scan scan = {.axis = graph_axis(g, "s"),
+                           .keys = graph_axis(g, "k"),
+                           .values = graph_axis(g, "v"),
+                           .after = true,
+                           .dtype = ML_F32,
+                           .rank = 1};
+    return op == ML_OP_LINEAR_SCAN ? ml_linear_scan_new(g, sources, &scan)
+                                   : ml_linear_scan_grad(g, sources, &scan);
+}
+
 ml_ref graph_sample(ml_graph *g, ml_op op) {
     ml_ref x;
     ml_axis s = graph_axis(g, "s");
@@ -219,6 +268,12 @@ ml_ref graph_sample(ml_graph *g, ml_op op) {
     case ML_OP_CONV: return sample_conv(g);
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: return sample_attention(g, op);
+    case ML_OP_WRITE_ROWS:
+        return ml_write_rows(g, graph_input(g, ML_F32, "b2 s4"), graph_input(g, ML_I32, "n3"),
+                             graph_input(g, ML_F32, "n3 b2"), s);
+    case ML_OP_CACHED_ATTENTION: return sample_cached_attention(g);
+    case ML_OP_LINEAR_SCAN:
+    case ML_OP_LINEAR_SCAN_GRAD: return sample_linear_scan(g, op);
     case ML_OP_RECURRENCE: return sample_recurrence(g);
     default: break;
     }

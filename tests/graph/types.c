@@ -33,9 +33,13 @@ static const char *const EXPECTED[ML_OP_COUNT] = {
     [ML_OP_CONV] = "f32[b=2, s=4]",
     [ML_OP_SCATTER_ADD] = "f32[v=9, d=8]",
     [ML_OP_ATTENTION] = "f32[b=2, s=5, h=4, d=8]",
+    [ML_OP_WRITE_ROWS] = "f32[b=2, s=4]",
+    [ML_OP_CACHED_ATTENTION] = "f32[r=2, s=3, h=4, d=5]",
     [ML_OP_ATTENTION_GRAD] = "f32[b=2, s=5, h=4, d=8]",
     [ML_OP_OUT] = "i32[b=2, k=3]",
     [ML_OP_RECURRENCE] = "f32[s=4, b=2]",
+    [ML_OP_LINEAR_SCAN] = "f32[s=4, b=2, v=5]",
+    [ML_OP_LINEAR_SCAN_GRAD] = "f32[s=4, b=2, k=3]",
     [ML_OP_CAST] = "bf16[b=2, s=4]",
     [ML_OP_COORDINATE] = "i32",
     [ML_OP_ALL_GATHER] = "f32[b=4, s=4]",
@@ -77,6 +81,8 @@ static int promised(ml_op op, ml_dtype a, ml_dtype b) {
     bool floats = kind == ML_KIND_FLOAT && other == ML_KIND_FLOAT;
     bool one_dtype = a == b || floats;
     int wider = a > b ? a : b;
+    bool halves = (a == ML_BF16 && b == ML_F16) || (a == ML_F16 && b == ML_BF16);
+    if (halves) wider = ML_F32; /* neither holds the other's values */
     switch (ml_ops[op].rule) {
     case ML_RULE_ARITH: return one_dtype && kind != ML_KIND_BOOL ? wider : -1;
     case ML_RULE_FLOAT: return floats ? wider : -1;

@@ -282,6 +282,7 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
         emulated_wait(EMULATED_READY);
     }
 }
+template <int LATER> static inline void copies_but() { emulated_copies_wait(LATER); }
 template <int LATER> static inline void copies_landed() { emulated_copies_wait(LATER); }
 static inline void wgmma_begin() { emulated_begin(); }
 static inline void wgmma_commit() { emulated_products[threadIdx.x].commit(); }
@@ -299,6 +300,9 @@ static inline void barrier_wait(unsigned at, unsigned parity) {
 static inline void sync_warpgroup(int group) { emulated_barrier(1 + group, 128); }
 static inline void wait_turn(int group) { emulated_barrier(5 + group, 256); }
 static inline void pass_turn(int group) { emulated_arrived[5 + group]++; }
+template <int BARRIER, int THREADS> static inline void sync_some() {
+    emulated_barrier(BARRIER, THREADS);
+}
 template <int THREADS> static inline void sync_producers() { emulated_barrier(4, THREADS); }
 static inline void fence_async_proxy() {}
 template <int> static inline void decrease_registers() {}
@@ -316,6 +320,21 @@ static inline void acquire_turn(const unsigned *at, unsigned turn) {
     if (*at != turn) emulated_complain("another one's turn");
 }
 static inline void release_turn(unsigned *at, unsigned turn) { *at = turn; }
+static inline void store_matrices_transposed(unsigned to, unsigned x0, unsigned x1, unsigned x2,
+                                             unsigned x3) {
+    const unsigned x[4] = {x0, x1, x2, x3};
+    int lane = emulated_lane(), warp = emulated_warp();
+    emulated_require_aligned(to);
+    emulated_box[threadIdx.x] = to;
+    __syncwarp();
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 2; j++) {
+            unsigned short half = (unsigned short)(x[i] >> 16 * j);
+            unsigned row = (unsigned)emulated_box[warp + 8 * i + 2 * (lane % 4) + j];
+            memcpy(emulated_shared + row + 2 * (lane / 4), &half, 2);
+        }
+    __syncwarp();
+}
 static inline void sync_producer_warps() { emulated_barrier(5, 64); }
 /* cuda/mma_ptx.cuh */
 static inline unsigned shared_address(const void *shared) {

@@ -25,8 +25,12 @@ TEST(kernels, recurrence) {
     fixture_run(by_elements, 1);
 }
 
+/* Inputs by a ring of slices in shared memory, whose last is not full; one that rows share. */
+static const char *const blocks[] = {"s43 b2 d32", "s43 b2", "b2 d32", "d32"};
+
 static void emulated(fixture *f) {
     check(f, ML_F32, rows, true);
+    check(f, ML_BF16, blocks, false);
 }
 TEST(kernels, recurrence_emulated) {
     template_use_emulator(true);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "codegen/jit/jit.h"
+#include "runtime/graph/linear_scan.h"
 #include "tests/emit/emulate.h"
 
 static bool with_gaps, without_cuda, emulating, sound_in_c;
@@ -119,6 +120,15 @@ static void take_chain(run *r, ml_kernel *k) {
     }
 }
 
+static void print_linear_scan(ml_schedule *s, ml_step *step) {
+    ml_linear_scan scan;
+    ml_linear_scan_read(s->graph, step->node, &scan);
+    if (ml_linear_scan_is_scalar(&scan))
+        ml_template_linear_scan(s, step);
+    else
+        ml_template_delta_scan(s, step);
+}
+
 /* The node as a step with its kernels. */
 static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target) {
     ml_schedule *s = r->s = ML_NEW(f->arena, ml_schedule);
@@ -140,10 +150,16 @@ static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target)
     if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) {
         describe_attention(r, f->g, node);
         ml_template_attention(s, step);
-    } else if (op == ML_OP_SCATTER_ADD)
+    } else if (op == ML_OP_WRITE_ROWS)
+        ml_template_write_rows(s, step);
+    else if (op == ML_OP_CACHED_ATTENTION)
+        ml_template_cached_attention(s, step);
+    else if (op == ML_OP_SCATTER_ADD)
         ml_template_scatter_add(s, step);
     else if (op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER)
         ml_template_ragged(s, step);
+    else if (op == ML_OP_LINEAR_SCAN || op == ML_OP_LINEAR_SCAN_GRAD)
+        print_linear_scan(s, step);
     else if (op == ML_OP_RECURRENCE)
         ml_template_recurrence(s, step);
     else

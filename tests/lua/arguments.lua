@@ -25,6 +25,24 @@ local function try(label, fn, ...)
   count = count + 1
   local line = not ok and tostring(message):match "[^\n]*mlua:[%w_]+%.lua:%d+[^\n]*"
   if line then check.equal(line, nil, label) end
+  return not ok and tostring(message)
+end
+
+-- A function of a first value with every second one. Where those of six types are refused by the same words, the first is what
+-- is refused, and others add nothing.
+local TYPES, OTHERS = { 1, 2, 4, 5, 10, 19 }, { 3, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 20 }
+local function try_seconds(label, fn, ...)
+  local arguments, last, same, first = { ... }, select("#", ...) + 1, true, nil
+  local function try_one(j)
+    arguments[last] = values[j]
+    return try(label:format(VALUES[j]), fn, table.unpack(arguments, 1, last))
+  end
+  for n, j in ipairs(TYPES) do
+    local message = try_one(j)
+    if n == 1 then first = message end
+    same = same and message and message == first
+  end
+  for _, j in ipairs(same and {} or OTHERS) do try_one(j) end
 end
 
 -- Functions of the library's own use, and those that do the same whatever they are given: write, train.
@@ -35,7 +53,7 @@ for name, fn in pairs(m) do
     try(name .. "()", fn)
     for i, first in ipairs(VALUES) do
       try(("%s(%s)"):format(name, first), fn, values[i])
-      for j, second in ipairs(VALUES) do try(("%s(%s, %s)"):format(name, first, second), fn, values[i], values[j]) end
+      try_seconds(("%s(%s, %%s)"):format(name, first), fn, values[i])
     end
   end
 end
@@ -43,7 +61,7 @@ for name, fn in pairs(core.tensor_methods) do
   try(("x:%s()"):format(name), fn, x)
   for i, first in ipairs(VALUES) do
     try(("x:%s(%s)"):format(name, first), fn, x, values[i])
-    for j, second in ipairs(VALUES) do try(("x:%s(%s, %s)"):format(name, first, second), fn, x, values[i], values[j]) end
+    try_seconds(("x:%s(%s, %%s)"):format(name, first), fn, x, values[i])
   end
 end
 

@@ -136,4 +136,22 @@ for n, expected in ipairs { { 0, 0 }, { 0, 0 }, { 2, 1 } } do
   check.equal(out.slope[n], expected[2] + 0.0, "slope of relu")
 end
 check.equal(out.y[4] ~= out.y[4], true, "relu of nan")
+
+do -- by a tensor of the script that is a permutation of another one: what reads it reads it in orders of its own
+  local A = m.axes { seq = 3, heads = 2, head_dim = 2 }
+  local program = m.compile(function(i)
+    local moved = i.x:permute("head_dim", "seq", "heads")
+    local by_moved = m.grad((m.attention(moved, i.y, i.y, { causal = true }) ^ 2):sum(), { moved })[1]
+    local by_x = m.grad((m.attention(i.x, i.y, i.y, { causal = true }) ^ 2):sum(), { i.x })[1]
+    return { moved = by_moved:permute("seq", "heads", "head_dim"), x = by_x }
+  end, { x = { A.seq, A.heads, A.head_dim }, y = { A.seq, A.heads, A.head_dim } })
+  local list, other = {}, {}
+  for i = 1, 12 do list[i], other[i] = math.sin(i), math.cos(2 * i) end
+  local out = program { x = list, y = other }
+  local most = 0
+  for i = 1, 12 do most = math.max(most, math.abs(out.x[i])) end
+  check.equal(most > 0.01, true, "the gradient is not 0")
+  for i = 1, 12 do check.near(out.moved[i], out.x[i], 1e-6, "the gradient by a permutation") end
+end
+
 check.done()

@@ -148,7 +148,7 @@ static void build_dots(ops_case *c) {
             over.axis[over.rank++] = ops_axis(c, name);
         }
         ml_ref wrt[2] = {x_of(c, cases[i].a), x_of(c, cases[i].b)};
-        ml_dtype out = dtype == ML_BF16 && i % 2 ? ML_F32 : dtype;
+        ml_dtype out = ml_is_narrow(dtype) && i % 2 ? ML_F32 : dtype;
         ml_ref y = ml_dot(c->g, wrt[0], wrt[1], over.axis, over.rank, out);
         check(c, y, wrt, 2, 4, cases[i].a);
     }
@@ -161,22 +161,22 @@ static void run_dtypes(ops_body *body, const ml_dtype *dtypes, int count, uint64
     }
 }
 
-static const ml_dtype all[] = {ML_F32, ML_BF16, ML_I32, ML_F64, ML_I64};
+static const ml_dtype all[] = {ML_F32, ML_BF16, ML_F16, ML_I32, ML_F64, ML_I64};
 
 OPS_TEST(moves) {
-    run_dtypes(build_moves, all, 4, 100);
+    run_dtypes(build_moves, all, 5, 100);
 }
 OPS_TEST(reductions) {
-    run_dtypes(build_reductions, all, 5, 110);
+    run_dtypes(build_reductions, all, 6, 110);
 }
 OPS_TEST(scans) {
-    run_dtypes(build_scans, all, 4, 120);
+    run_dtypes(build_scans, all, 5, 120);
 }
 OPS_TEST(gathers) {
-    run_dtypes(build_gathers, all, 2, 130);
+    run_dtypes(build_gathers, all, 3, 130);
 }
 OPS_TEST(dots) {
-    run_dtypes(build_dots, (ml_dtype[]){ML_F32, ML_F64, ML_BF16, ML_I32}, 4, 140);
+    run_dtypes(build_dots, (ml_dtype[]){ML_F32, ML_F64, ML_BF16, ML_I32, ML_F16}, 5, 140);
 }
 
 /* ---- attention ---- */
@@ -236,7 +236,7 @@ static void run_materialized(ops_case *c) {
 }
 
 OPS_TEST(attention) {
-    run_dtypes(run_attention, (ml_dtype[]){ML_F32, ML_F64, ML_BF16}, 3, 150);
+    run_dtypes(run_attention, (ml_dtype[]){ML_F32, ML_F64, ML_BF16, ML_F16}, 4, 150);
 }
 OPS_TEST(attention_decomposed) {
     run_dtypes(run_materialized, all, 1, 160);

@@ -58,9 +58,9 @@ static void build_maps(ops_case *c) {
         ml_ref y = ml_graph_add(c->g, op, sources, ml_ops[op].sources, NULL, 0, NULL);
         ops_output(c, y, tolerance, "%s of %s", ml_ops[op].name, ml_dtypes[dtype].name);
     }
-    static const ml_dtype to[] = {ML_BOOL, ML_I32, ML_I64, ML_BF16, ML_F32, ML_F64};
-    for (int i = 0; i < 6; i++) {
-        double loose = to[i] == ML_BF16 ? ops_tolerance(ML_BF16) : tolerance;
+    static const ml_dtype to[] = {ML_BOOL, ML_I32, ML_I64, ML_BF16, ML_F16, ML_F32, ML_F64};
+    for (int i = 0; i < 7; i++) {
+        double loose = ml_is_narrow(to[i]) ? ops_tolerance(to[i]) : tolerance;
         ops_output(c, ml_cast(c->g, any[0], to[i]), loose, "cast of %s to %s",
                    ml_dtypes[dtype].name, ml_dtypes[to[i]].name);
     }
@@ -73,8 +73,8 @@ static void build_casts_to_integers(ops_case *c) {
                                       -3e9,   0x1.fep62, 0x1p63,       -0x1p63,       1e30,
                                       -1e30,  INFINITY,  -INFINITY,    NAN,           -NAN};
     enum { EXTREMES = sizeof extremes / sizeof *extremes };
-    static const ml_dtype from[] = {ML_BF16, ML_F32, ML_F64};
-    for (int i = 0; i < 3; i++) {
+    static const ml_dtype from[] = {ML_BF16, ML_F16, ML_F32, ML_F64};
+    for (int i = 0; i < 4; i++) {
         ml_ref x = ops_input(c, from[i], "d37", -2, 2);
         double *values = c->inputs[ml_graph_args(c->g, x)[0]];
         for (int e = 0; e < EXTREMES; e++) { /* as the dtype holds them */
@@ -112,6 +112,9 @@ OPS_TEST(map_i64) {
 }
 OPS_TEST(map_bf16) {
     run_dtype(ML_BF16, 2, 0);
+}
+OPS_TEST(map_f16) {
+    run_dtype(ML_F16, 2, 0);
 }
 OPS_TEST(map_f32) {
     run_dtype(ML_F32, ARRANGEMENTS, OPS_UNFUSED);
@@ -152,9 +155,9 @@ static void build_gradients(ops_case *c) {
 }
 
 OPS_TEST(map_gradients) {
-    static const ml_dtype dtypes[] = {ML_F32, ML_F64, ML_BF16};
-    for (int i = 0; i < 3; i++) {
-        current = &arrangements[2 * i];
+    static const ml_dtype dtypes[] = {ML_F32, ML_F64, ML_BF16, ML_F16};
+    for (int i = 0; i < 4; i++) {
+        current = &arrangements[2 * i % ARRANGEMENTS];
         current_dtype = dtypes[i];
         ops_run(build_gradients, 70 + (uint64_t)i, 0);
     }

@@ -9,6 +9,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
+#include "runtime/graph/convert.h"
 
 static const char *device_name = "cpu";
 
@@ -47,37 +48,12 @@ ml_type ops_type(ops_case *c, ml_dtype dtype, const char *axes) {
     return type;
 }
 
-static uint16_t to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 void ops_store(ml_dtype dtype, void *to, int64_t i, double value) {
-    switch (dtype) {
-    case ML_BOOL: ((uint8_t *)to)[i] = value != 0; break;
-    case ML_I32: ((int32_t *)to)[i] = (int32_t)value; break;
-    case ML_I64: ((int64_t *)to)[i] = (int64_t)value; break;
-    case ML_BF16: ((uint16_t *)to)[i] = to_bf16((float)value); break;
-    case ML_F32: ((float *)to)[i] = (float)value; break;
-    default: ((double *)to)[i] = value; break;
-    }
+    ml_set_element(dtype, to, i, value);
 }
 
 double ops_fetch(ml_dtype dtype, const void *from, int64_t i) {
-    switch (dtype) {
-    case ML_BOOL: return ((const uint8_t *)from)[i];
-    case ML_I32: return ((const int32_t *)from)[i];
-    case ML_I64: return (double)((const int64_t *)from)[i];
-    case ML_F32: return (double)((const float *)from)[i];
-    case ML_F64: return ((const double *)from)[i];
-    default: break;
-    }
-    uint32_t bits = (uint32_t)((const uint16_t *)from)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
+    return ml_element(dtype, from, i);
 }
 
 static ml_ref add_input(ops_case *c, const ml_type *type, double low, double high, double grid) {
@@ -134,7 +110,11 @@ bool ops_is_gpu(const ops_case *c) {
 }
 
 double ops_tolerance(ml_dtype dtype) {
-    return dtype == ML_BF16 ? 1.6e-2 : dtype == ML_F64 ? 1e-11 : dtype == ML_F32 ? 1e-5 : 0;
+    return dtype == ML_BF16  ? 1.6e-2
+           : dtype == ML_F16 ? 2e-3
+           : dtype == ML_F64 ? 1e-11
+           : dtype == ML_F32 ? 1e-5
+                             : 0;
 }
 
 ml_ref ops_loss(ops_case *c, ml_ref y) {
@@ -176,8 +156,7 @@ static double units_off(ml_dtype dtype, double a, double exact, unsigned loose) 
     bool same_zero = signbit(a) == signbit(rounded) || (loose & OPS_ANY_ZERO);
     if (isnan(a) || isnan(rounded)) return isnan(a) && isnan(rounded) ? 0 : INFINITY;
     if (a == rounded) return a != 0 || same_zero ? 0 : INFINITY;
-    int least = dtype == ML_F64 ? -1022 : -126;
-    int digits = dtype == ML_F64 ? 52 : dtype == ML_F32 ? 23 : 7;
+    const int least = ilogb(ml_dtypes[dtype].least), digits = ml_dtypes[dtype].digits - 1;
     if (a == 0 && (loose & OPS_FLUSHED) && fabs(exact) < ldexp(1, least)) return 0;
     if (isinf(a) || isinf(rounded)) return INFINITY;
     int exponent = exact == 0 || ilogb(exact) < least ? least : ilogb(exact);

@@ -1,6 +1,6 @@
 """Parity fixtures by PyTorch, an implementation that shares nothing with mlua.
 
-A tiny GPT and a tiny Llama with given weights: tokens, targets, logits, the mean loss, the gradient of every
+A tiny GPT, a tiny Llama and tiny recurrent models, whose recurrences are loops over tokens, with given weights: tokens, targets, logits, the mean loss, the gradient of every
 parameter, and the losses of ten AdamW steps, in float64 and stored as float32 (losses as float64). Of a BERT, T5,
 ViT, LLaVA and adapted Llama, in float64 and stored as float32: what the loss reads, the loss and the gradients.
 Names and axis orders are those of models/*.lua.
@@ -36,14 +36,14 @@ def save(path, tensors):
 
 def attend(q, k, v):  # [B, T, H, HD]; k, v may have fewer heads
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    s = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(HD)
-    s = s.masked_fill(torch.triu(torch.ones(T, T, dtype=torch.bool), 1), float("-inf"))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    s = s.masked_fill(torch.ones(s.shape[2:], dtype=torch.bool).triu(1), float("-inf"))
     return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
 
 
 def rope(x, base=500000.0):
     half = x.shape[-1] // 2
-    angle = torch.outer(torch.arange(T, dtype=x.dtype), base ** (-torch.arange(half, dtype=x.dtype) / half))[:, None, :]
+    angle = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), base ** (-torch.arange(half, dtype=x.dtype) / half))[:, None, :]
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
 
@@ -102,14 +102,16 @@ def llama(p, tokens):
     return rms_norm(x, p["norm.gain"]) @ p["embedding"].T
 
 
-def make(name, shapes, model):
+def make(name, shapes, model, length=T, centres={}, exempt=()):
+    """centres: mean and deviation by the end of a parameter's name; exempt: those of two or more axes without weight decay, likewise."""
     torch.manual_seed(7)
     p = {}
     for key, shape in shapes.items():
         # small enough that bf16 is fit for it: PyTorch's own autocast stays within 1.3e-2 of these gradients
-        value = torch.randn(shape) * (0.05 if len(shape) > 1 else 0.2) + (1 if key.endswith("gain") else 0)
-        p[key] = value.float().double().requires_grad_()
-    tokens, targets = torch.randint(V, (B, T)), torch.randint(V, (B, T))
+        mean, std = 1 if key.endswith("gain") else 0, 0.05 if len(shape) > 1 else 0.2
+        mean, std = next((c for end, c in centres.items() if key.endswith(end)), (mean, std))
+        p[key] = (torch.randn(shape) * std + mean).float().double().requires_grad_()
+    tokens, targets = torch.randint(V, (B, length)), torch.randint(V, (B, length))
     out = {"tokens": tokens.int(), "targets": targets.int()}
     out |= {"weight." + k: v.detach().float() for k, v in p.items()}
     logits = model(p, tokens)
@@ -118,7 +120,7 @@ def make(name, shapes, model):
     out |= {"logits": logits.float(), "loss": loss.detach().view(1)}
     out |= {"grad." + k: v.grad.float() for k, v in p.items()}
     # decay as m.param's rule: parameters of two or more axes, biases and gains exempt
-    decay = [v for k, v in p.items() if v.dim() > 1 and ".b" not in k.rsplit("attention", 1)[-1]]
+    decay = [v for k, v in p.items() if v.dim() > 1 and "attention.b" not in k and not k.endswith(tuple(exempt))]
     rest = [v for v in p.values() if not any(v is d for d in decay)]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
@@ -134,6 +136,250 @@ def make(name, shapes, model):
     save(os.path.join(HERE, name + ".safetensors"), out)
     print(name, sum(v.numel() for v in p.values()), "parameters, losses", [round(x, 4) for x in losses])
 
+
+# ---- Recurrent models: a loop over tokens, each as its paper writes it ---------------------------------------------
+
+LONG = 37  # positions: more than a chunk, and no multiple of one
+
+
+def short_conv(x, filter, bias=None):
+    """silu of the sum of the last taps; x: [B, T, channels...], filter: [taps, channels...]."""
+    taps = filter.shape[0]
+    out = []
+    for t in range(x.shape[1]):
+        y = sum(filter[taps - 1 - back] * x[:, t - back] for back in range(min(taps, t + 1)))
+        out.append(y if bias is None else y + bias)
+    return F.silu(torch.stack(out, 1))
+
+
+def unit(x):
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def over(x, gain, axes, eps=1e-5):
+    """RMS norm over the last `axes` axes."""
+    dims = tuple(range(-axes, 0))
+    return x / torch.sqrt((x * x).mean(dims, keepdim=True) + eps) * gain
+
+
+MG, MH, MP, MN = 2, 2, 8, 6  # groups, heads of each, channels of a head, of the state
+
+
+def mamba_mixer_parameters(b, gain):
+    p = {b + "wz": (D, MG, MH, MP), b + "wx": (D, MG, MH, MP), b + "wB": (D, MG, MN), b + "wC": (D, MG, MN), b + "wdt": (D, MG, MH)}
+    p |= {b + n: (MG, MH) for n in ("dt_bias", "A_log", "D")}
+    for n, shape in (("x", (MG, MH, MP)), ("B", (MG, MN)), ("C", (MG, MN))):
+        p |= {f"{b}conv_{n}.filter": (4,) + shape, f"{b}conv_{n}.bias": shape}
+    return p | {b + gain: (MG, MH, MP), b + "wo": (MG, MH, MP, D)}
+
+
+def mamba_mixer(w, h, gain, eps=1e-5):
+    x, B_, C = (short_conv(torch.tensordot(h, w("w" + n), 1), w(f"conv_{n}.filter"), w(f"conv_{n}.bias")) for n in "xBC")
+    dt = torch.log1p(torch.exp(torch.tensordot(h, w("wdt"), 1) + w("dt_bias")))
+    S, out = torch.zeros(B, MG, MH, MN, MP, dtype=h.dtype), []
+    for t in range(h.shape[1]):
+        decay = torch.exp(-dt[:, t] * torch.exp(w("A_log")))
+        S = decay[..., None, None] * S + torch.einsum("bgn,bgh,bghp->bghnp", B_[:, t], dt[:, t], x[:, t])
+        out.append(torch.einsum("bgn,bghnp->bghp", C[:, t], S) + w("D")[..., None] * x[:, t])
+    y = over(torch.stack(out, 1) * F.silu(torch.tensordot(h, w("wz"), 1)), w(gain), 3, eps)
+    return torch.tensordot(y, w("wo"), 3)
+
+
+def mamba(p, tokens):
+    x = p["embedding"][tokens]
+    for i in "12":
+        w = lambda n: p[f"blocks.{i}.{n}"]
+        x = x + mamba_mixer(w, rms_norm(x, w("norm.gain")), "gated.gain")
+    return rms_norm(x, p["norm.gain"]) @ p["embedding"].T
+
+
+def delta_rule(q, k, v, decay, beta):
+    """q, k: [B, T, heads..., K], v: [B, T, heads..., V], decay: [B, T, heads..., 1 or K], beta: [B, T, heads...]."""
+    S, out = torch.zeros(v.shape[:1] + v.shape[2:-1] + (q.shape[-1], v.shape[-1]), dtype=v.dtype), []
+    for t in range(v.shape[1]):
+        S = decay[:, t, ..., None] * S
+        read = torch.einsum("...k,...kv->...v", k[:, t], S)
+        S = S + torch.einsum("...k,...v->...kv", k[:, t], beta[:, t, ..., None] * (v[:, t] - read))
+        out.append(torch.einsum("...k,...kv->...v", q[:, t], S))
+    return torch.stack(out, 1)
+
+
+DH, DK, DV, DR = 2, 12, 10, 5  # heads, key_dim, value_dim, rank
+
+
+def deltanet_parameters(per_key):
+    p = {"embedding": (V, D), "norm.gain": (D,)}
+    for i in "12":
+        b = f"blocks.{i}."
+        p |= {b + "norm1.gain": (D,), b + "norm2.gain": (D,), b + "gate": (D, FF), b + "up": (D, FF), b + "down": (FF, D)}
+        b += "delta."
+        p |= {b + "wq": (D, DH, DK), b + "wk": (D, DH, DK), b + "wv": (D, DH, DV), b + "wbeta": (D, DH), b + "A_log": (DH,), b + "norm.gain": (DV,)}
+        p |= {b + "conv_q.filter": (4, DH, DK), b + "conv_k.filter": (4, DH, DK), b + "conv_v.filter": (4, DH, DV), b + "wo": (DH, DV, D)}
+        if per_key:
+            p |= {b + "wa_in": (D, DR), b + "wa": (DR, DH, DK), b + "wg_in": (D, DR), b + "wg": (DR, DH, DV), b + "dt_bias": (DH, DK)}
+        else:
+            p |= {b + "wa": (D, DH), b + "wg": (D, DH, DV), b + "dt_bias": (DH,)}
+    return p
+
+
+def deltanet(p, tokens):
+    x = p["embedding"][tokens]
+    for i in "12":
+        w = lambda n: p[f"blocks.{i}.{n}"]
+        d = lambda n: p[f"blocks.{i}.delta.{n}"]
+        per_key = f"blocks.{i}.delta.wa_in" in p
+        h = rms_norm(x, w("norm1.gain"))
+        q, k, v = (short_conv(torch.tensordot(h, d("w" + n), 1), d(f"conv_{n}.filter")) for n in "qkv")
+        a = torch.tensordot(h @ d("wa_in") if per_key else h, d("wa"), 1)
+        gate = torch.tensordot(h @ d("wg_in") if per_key else h, d("wg"), 1)
+        rate = torch.exp(d("A_log"))
+        a = -(rate[:, None] if per_key else rate) * F.softplus(a + d("dt_bias"))
+        y = delta_rule(unit(q) / math.sqrt(DK), unit(k), v, torch.exp(a if per_key else a[..., None]), torch.sigmoid(torch.tensordot(h, d("wbeta"), 1)))
+        y = over(y, d("norm.gain"), 1) * (torch.sigmoid(gate) if per_key else F.silu(gate))
+        x = x + torch.tensordot(y, d("wo"), 2)
+        h = rms_norm(x, w("norm2.gain"))
+        x = x + (F.silu(h @ w("gate")) * (h @ w("up"))) @ w("down")
+    return rms_norm(x, p["norm.gain"]) @ p["embedding"].T
+
+
+HG, HV, HE, HF, HS = 2, 2, 4, 12, 20  # keys' heads, values' heads of each, experts, their width, the shared one's
+PATTERN = ("DE", "M-", "*E")
+
+
+def hybrid_parameters():
+    p = {"embedding": (V, D), "norm.gain": (D,)}
+    for i, word in enumerate(PATTERN, 1):
+        for k, letter in enumerate(word, 1):
+            p[f"blocks.{i}.norms.{k}.gain"] = (D,)
+            b = f"blocks.{i}.parts.{k}."
+            if letter == "*":
+                p |= {b + "wq": (D, H, HD), b + "wk": (D, KV, HD), b + "wv": (D, KV, HD), b + "wo": (H, HD, D), b + "wg": (D, H, HD)}
+                p |= {b + "q_norm.gain": (HD,), b + "k_norm.gain": (HD,)}
+            elif letter == "D":
+                p |= {b + n: (D, HG, DK) for n in ("wq", "wk")} | {b + n: (D, HG, HV, DV) for n in ("wv", "wz")} | {b + n: (D, HG, HV) for n in ("wbeta", "wa")}
+                p |= {b + "A_log": (HG, HV), b + "dt_bias": (HG, HV), b + "norm.gain": (DV,), b + "wo": (HG, HV, DV, D), b + "conv_v.filter": (4, HG, HV, DV)}
+                p |= {f"{b}conv_{n}.filter": (4, HG, DK) for n in "qk"}
+            elif letter == "M":
+                p |= mamba_mixer_parameters(b, "norm.gain")
+            elif letter == "-":
+                p |= {b + "gate": (D, FF), b + "up": (D, FF), b + "down": (FF, D)}
+            else:
+                p |= {b + "moe.router": (D, HE), b + "moe.gate": (HE, D, HF), b + "moe.up": (HE, D, HF), b + "moe.down": (HE, HF, D), b + "open": (D,)}
+                p |= {b + "shared.gate": (D, HS), b + "shared.up": (D, HS), b + "shared.down": (HS, D)}
+    return p
+
+
+def hybrid(p, tokens):
+    """Zero-centred norms: the gain is 1 + g; in the mixers it is g."""
+    eps = 1e-6
+    norm = lambda x, g: over(x, 1 + g, 1, eps)
+    swiglu = lambda x, gate, up, down: (F.silu(x @ gate) * (x @ up)) @ down
+
+    def attention(w, h):
+        def turned(x):  # the first half of each head
+            return torch.cat((rope(x[..., :HD // 2], 1e7), x[..., HD // 2:]), -1)
+
+        q, k, v, gate = (torch.tensordot(h, w("w" + n), 1) for n in "qkvg")
+        y = attend(turned(norm(q, w("q_norm.gain"))), turned(norm(k, w("k_norm.gain"))), v)
+        return torch.tensordot(y * torch.sigmoid(gate), w("wo"), 2)
+
+    def delta(w, h):
+        q, k, v = (short_conv(torch.tensordot(h, w("w" + n), 1), w(f"conv_{n}.filter")) for n in "qkv")
+        q, k = (y[:, :, :, None].expand(-1, -1, -1, HV, -1) for y in (unit(q) / math.sqrt(DK), unit(k)))
+        a = torch.exp(-torch.exp(w("A_log")) * F.softplus(torch.tensordot(h, w("wa"), 1) + w("dt_bias")))
+        y = delta_rule(q, k, v, a[..., None], torch.sigmoid(torch.tensordot(h, w("wbeta"), 1)))
+        return torch.tensordot(over(y, w("norm.gain"), 1, eps) * F.silu(torch.tensordot(h, w("wz"), 1)), w("wo"), 3)
+
+    def experts(w, h):
+        weights, chosen = torch.softmax(h @ w("moe.router"), -1).topk(2, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        y = sum(((chosen == e) * weights).sum(-1, keepdim=True) * swiglu(h, *(w("moe." + n)[e] for n in ("gate", "up", "down"))) for e in range(HE))
+        return y + swiglu(h, *(w("shared." + n) for n in ("gate", "up", "down"))) * torch.sigmoid(h @ w("open"))[..., None]
+
+    x = p["embedding"][tokens]
+    for i, word in enumerate(PATTERN, 1):
+        for k, letter in enumerate(word, 1):
+            w = lambda n: p[f"blocks.{i}.parts.{k}.{n}"]
+            h = norm(x, p[f"blocks.{i}.norms.{k}.gain"])
+            if letter == "M":
+                x = x + mamba_mixer(w, h, "norm.gain", eps)
+            elif letter == "-":
+                x = x + swiglu(h, w("gate"), w("up"), w("down"))
+            else:
+                x = x + {"*": attention, "D": delta, "E": experts}[letter](w, h)
+    return norm(x, p["norm.gain"]) @ p["embedding"].T
+
+
+RH = 4  # heads; ranks
+RANKS = {"w": 5, "a": 4, "v": 3, "g": 6}
+
+
+def rwkv_parameters():
+    p, k = {"embedding": (V, D), "head": (V, D)}, D // RH
+    for n in ("norm_in", "norm"):
+        p |= {n + ".gain": (D,), n + ".bias": (D,)}
+    for i in "12":
+        b = f"blocks.{i}."
+        p |= {b + "norm1.gain": (D,), b + "norm1.bias": (D,), b + "norm2.gain": (D,), b + "norm2.bias": (D,), b + "mix": (D,), b + "up": (D, FF), b + "down": (FF, D)}
+        b += "time."
+        p |= {f"{b}mix_{n}": (D,) for n in "rwkvag"} | {f"{b}w{n}": (D, RH, k) for n in "rkv"}
+        for n, rank in RANKS.items():
+            if n != "v" or i != "1":
+                p |= {f"{b}{n}.a": (D, rank), f"{b}{n}.b": (rank, RH, k)} | ({} if n == "g" else {f"{b}{n}.bias": (RH, k)})
+        p |= {b + n: (RH, k) for n in ("removal", "replace", "bonus", "norm_gain", "norm_bias")} | {b + "wo": (RH, k, D)}
+    return p
+
+
+def rwkv(p, tokens):
+    def before(x):
+        return torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
+
+    norm = lambda x, n: F.layer_norm(x, (D,), p[n + ".gain"], p[n + ".bias"], 1e-5)
+    x, v_first = norm(p["embedding"][tokens], "norm_in"), None
+    for i in "12":
+        w = lambda n: p[f"blocks.{i}.time.{n}"]
+        h = norm(x, f"blocks.{i}.norm1")
+        mixed = {n: h + (before(h) - h) * w("mix_" + n) for n in "rwkvag"}
+        low = lambda n, act=lambda y: y: torch.tensordot(act(mixed[n] @ w(n + ".a")), w(n + ".b"), 1)
+        r, k, v = (torch.tensordot(mixed[n], w("w" + n), 1) for n in "rkv")
+        decay = torch.exp(-torch.exp(-F.softplus(-(w("w.bias") + low("w", torch.tanh))) - 0.5))
+        a, g = torch.sigmoid(w("a.bias") + low("a")), low("g", torch.sigmoid)
+        if v_first is None:
+            v_first = v
+        else:
+            v = v + (v_first - v) * torch.sigmoid(w("v.bias") + low("v"))
+        removal = F.normalize(k * w("removal"), dim=-1)
+        k = k * (1 + (a - 1) * w("replace"))
+        S, out = torch.zeros(B, RH, D // RH, D // RH, dtype=x.dtype), []  # values x keys
+        for t in range(x.shape[1]):
+            gone = removal[:, t, :, :, None] * (a * removal)[:, t, :, None, :]
+            S = S @ (torch.diag_embed(decay[:, t]) - gone) + v[:, t, :, :, None] * k[:, t, :, None, :]
+            out.append((S @ r[:, t, :, :, None])[..., 0])
+        y = torch.stack(out, 1)
+        y = (y - y.mean(-1, keepdim=True)) / torch.sqrt(y.var(-1, unbiased=False, keepdim=True) + 64e-5) * w("norm_gain") + w("norm_bias")
+        y = y + (r * k * w("bonus")).sum(-1, keepdim=True) * v
+        x = x + torch.tensordot(y * g, w("wo"), 2)
+        h = norm(x, f"blocks.{i}.norm2")
+        h = h + (before(h) - h) * p[f"blocks.{i}.mix"]
+        x = x + F.relu(h @ p[f"blocks.{i}.up"]) ** 2 @ p[f"blocks.{i}.down"]
+    return norm(x, "norm") @ p["head"].T
+
+
+def mamba_parameters():
+    p = {"embedding": (V, D), "norm.gain": (D,)}
+    for i in "12":
+        p |= {f"blocks.{i}.norm.gain": (D,)} | mamba_mixer_parameters(f"blocks.{i}.", "gated.gain")
+    return p
+
+
+# Memories of tens of tokens; short convolutions of some size.
+RATES = {"A_log": (-1.0, 0.7), "dt_bias": (-1.0, 0.7), ".filter": (0.0, 0.5), ".D": (1.0, 0.2), "gain": (1.0, 0.2), "": (0.0, 0.08)}
+EXEMPT = ("A_log", "dt_bias", ".D", ".bias", "gain")
+RWKV = {"w.bias": (-2.0, 1.5), "mix": (0.5, 0.2), ".removal": (0.85, 0.2), ".replace": (1.0, 0.2), ".bonus": (0.0, 0.2), "_gain": (1.0, 0.2)}
+for name in "rwkvag":
+    RWKV["mix_" + name] = (0.5, 0.2)
+RWKV |= {"gain": (1.0, 0.2), "": (0.0, 0.08)}
+HYBRID = {"parts.1.norm.gain": (1.0, 0.2), **RATES, "gain": (0.0, 0.2)}
 
 # ---- Models with inputs of their own ------------------------------------------------------------------------------
 
@@ -370,6 +616,13 @@ def make_with_inputs(name, model):
 
 
 MADE = {"gpt": lambda: make("gpt", gpt_parameters(), gpt), "llama": lambda: make("llama", llama_parameters(), llama)}
+MADE |= {
+    "mamba": lambda: make("mamba", mamba_parameters(), mamba, LONG, RATES, EXEMPT),
+    "deltanet": lambda: make("deltanet", deltanet_parameters(False), deltanet, LONG, RATES, EXEMPT),
+    "kda": lambda: make("kda", deltanet_parameters(True), deltanet, LONG, RATES, EXEMPT),
+    "hybrid": lambda: make("hybrid", hybrid_parameters(), hybrid, LONG, HYBRID, EXEMPT),
+    "rwkv": lambda: make("rwkv", rwkv_parameters(), rwkv, LONG, RWKV, (".bias", "removal", "replace", "bonus", "norm_gain", "norm_bias")),
+}
 for model in (bert, t5, vit, llava, lora):
     MADE[model.__name__] = lambda model=model: make_with_inputs(model.__name__, model)
 for name in sys.argv[1:] or MADE:

@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/conv.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 #include "tests/passes/support.h"
 
@@ -279,6 +281,130 @@ static ml_ref build_attention_grad(fixture *f) {
     return grad;
 }
 
+/* Distinct indices into `rows`, one of which is none: 3 i + 1 modulo rows, which 3 must not divide.
+ */
+static ml_ref distinct_rows(fixture *f, const char *name, int64_t count, int64_t rows) {
+    ml_graph *g = f->g;
+    ml_ref i = ml_iota(g, AXIS(name), count), three = ml_const_int(g, ML_I32, 3);
+    ml_ref at = ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, i, three), ml_const_int(g, ML_I32, 1));
+    at = ml_map2(g, ML_OP_MOD, at, ml_const_int(g, ML_I32, rows));
+    ml_ref none = ml_map2(g, ML_OP_EQ, i, ml_const_int(g, ML_I32, 1));
+    return ml_where(g, none, ml_const_int(g, ML_I32, -1), at);
+}
+BUILD(build_write_rows, ml_write_rows(f->g, x_of(f, "p5 d3"), distinct_rows(f, "s", 3, 5),
+                                      x_of(f, "s3 d3"), AXIS("p")))
+BUILD(build_write_inner, ml_write_rows(f->g, x_of(f, "b2 p5 d2"), distinct_rows(f, "s", 4, 5),
+                                       x_of(f, "d2 s4 b2"), AXIS("p")))
+
+/* Positions and lengths for a table of 2 x 2 positions; the second row has a key only. */
+static ml_ref cached_attention(fixture *f, const char *k, const char *v, int64_t window) {
+    ml_graph *g = f->g;
+    ml_ref iota = ml_iota(g, AXIS("r"), 2), three = ml_const_int(g, ML_I32, 3);
+    ml_ref sources[] = {
+        x_of(f, "r2 seq2 heads4 dim2"),
+        x_of(f, k),
+        x_of(f, v),
+        fixture_index(f, "r2 columns2", 3),
+        ml_map2(g, ML_OP_SUB, three, ml_map2(g, ML_OP_MUL, iota, three)),
+        ml_map2(g, ML_OP_SUB, ml_const_int(g, ML_I32, window ? 5 : 4),
+                ml_map2(g, ML_OP_MUL, iota, three)),
+        x_of(f, "heads4"),
+    };
+    bool grouped = strstr(k, "kv_heads") != NULL;
+    ml_cached_attention_args args = {.seq = AXIS("seq"),
+                                     .pool = AXIS("pool"),
+                                     .columns = AXIS("columns"),
+                                     .heads = AXIS("heads"),
+                                     .kv_heads = grouped ? AXIS("kv_heads") : 0,
+                                     .head_dim = AXIS("dim"),
+                                     .kv_seq = AXIS("kv_seq"),
+                                     .keys = 7,
+                                     .causal = true,
+                                     .window = window,
+                                     .block = 2,
+                                     .scale = 0.7};
+    ml_type score;
+    ml_cached_attention_score_type(g, sources, &args, &score);
+    ml_ref s = ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){0}, 1, &score);
+    ml_ref bias = ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){1}, 1,
+                               ml_graph_type(g, sources[CACHED_CAPTURED]));
+    args.score = ml_map2(g, ML_OP_ADD, ml_map1(g, ML_OP_TANH, s), bias);
+    return ml_cached_attention(g, sources, CACHED_CAPTURED + 1, &args);
+}
+BUILD(build_cached, cached_attention(f, "pool6 kv_heads2 dim2", "kv_heads2 pool6 dim3", 0))
+BUILD(build_cached_ring, cached_attention(f, "pool6 dim2", "dim2 pool6", 3))
+
+static ml_ref linear_scan(fixture *f, const char *const axes[], int rank, bool after,
+                          bool reverse) {
+    ml_ref sources[LINEAR_SCAN_MOST_SOURCES];
+    for (int i = 0; i < 5 + 2 * rank; i++) sources[i] = x_of(f, axes[i]);
+    return fixture_linear_scan(f, sources, rank, after, reverse);
+}
+#define AXES(...) ((const char *const[]){__VA_ARGS__})
+/* One decay; all in one chunk, and in two of which the last is filled up. */
+BUILD(build_linear_scan,
+      linear_scan(f, AXES("s5 b2 k2", "k2 s5", "b2 s5 v2", "s5", "k2 b2 v2"), 0, true, false))
+BUILD(build_linear_scan_long,
+      linear_scan(f, AXES("s19 k2", "s19 k2", "s19 v2", "s19", "k2 v2"), 0, false, false))
+BUILD(build_linear_scan_back,
+      linear_scan(f, AXES("s19 k2", "s19 k2", "s19 v2", "s19 k2", "v2 k2"), 0, true, true))
+BUILD(build_linear_scan_vector,
+      linear_scan(f, AXES("s18 b2 k2", "s18 k2", "s18 b2", "s18 k2", "b2 k2"), 0, false, false))
+BUILD(build_linear_scan_rank_1,
+      linear_scan(f, AXES("s5 b2 k2", "b2 s5 k2", "s5 v2", "s5", "k2 b2 v2", "k2 s5", "s5 b2 k2"),
+                  1, true, false))
+BUILD(build_linear_scan_keys,
+      linear_scan(f, AXES("s18 k2", "s18 k2", "s18 v2", "k2 s18", "k2 v2", "k2 s18", "s18 k2"), 1,
+                  false, true))
+BUILD(build_linear_scan_rank_2, linear_scan(f,
+                                            AXES("s5 k2", "s5 k2", "s5 v2", "s5", "k2 v2", "k2 s5",
+                                                 "s5 k2", "k2 s5", "s5 k2"),
+                                            2, true, true))
+BUILD(build_linear_scan_once,
+      linear_scan(f, AXES("s1 k3", "s1 k3", "s1 v2", "s1", "k3 v2", "k3 s1", "s1 k3"), 1, true,
+                  false))
+/* Operands that are permutations of others, one of them in two places, and a constant decay. */
+static ml_ref moved(fixture *f, ml_ref x, const char *axes) {
+    ml_type as = fixture_type(f, ML_F64, axes);
+    return ml_graph_add(f->g, ML_OP_PERMUTE, &x, 1, NULL, 0, &as);
+}
+static ml_ref linear_scan_moved(fixture *f, bool constant) {
+    ml_ref x = x_of(f, "b2 s5 k2"), decay = x_of(f, "s5 b2 k2");
+    ml_type keys = fixture_type(f, ML_F64, "b2 s5 k2");
+    if (constant) decay = ml_broadcast(f->g, ml_const(f->g, ML_F64, 0.9), &keys);
+    ml_ref sources[] = {moved(f, x, "s5 b2 k2"), moved(f, x, "s5 b2 k2"),
+                        moved(f, x_of(f, "v2 s5 b2"), "b2 s5 v2"), moved(f, decay, "k2 b2 s5"),
+                        moved(f, x_of(f, "k2 b2 v2"), "v2 b2 k2")};
+    return fixture_linear_scan(f, sources, 0, true, true);
+}
+BUILD(build_linear_scan_moved, linear_scan_moved(f, false))
+BUILD(build_linear_scan_constant, linear_scan_moved(f, true))
+BUILD(build_linear_scan_final, ml_out(f->g, build_linear_scan_back(f), 1))
+/* Second derivatives: of a sum of gradients. */
+static ml_ref linear_scan_grad(fixture *f, ml_ref y, const ml_ref *wrt, int count) {
+    ml_ref gradients[LINEAR_SCAN_MOST_SOURCES], sum = 0;
+    ml_ref loss = ml_map2(f->g, ML_OP_ADD, fixture_loss(f, y), fixture_loss(f, ml_out(f->g, y, 1)));
+    ml_autodiff(f->g, loss, wrt, count, gradients);
+    for (int i = 0; i < count; i++) {
+        ml_ref term = fixture_loss(f, gradients[i]);
+        sum = sum ? ml_map2(f->g, ML_OP_ADD, sum, term) : term;
+    }
+    return sum;
+}
+static ml_ref build_linear_scan_grad(fixture *f) {
+    ml_ref wrt[5];
+    ml_ref y = linear_scan(f, AXES("s2 b2 k2", "k2 s2", "s2 v2", "s2", "k2 b2 v2"), 0, true, true);
+    memcpy(wrt, f->nodes, sizeof wrt);
+    return linear_scan_grad(f, y, wrt, 5);
+}
+static ml_ref build_delta_grad(fixture *f) { /* w is k */
+    static const char *const axes[] = {"s3 k2", "s3 k2", "s3 v2", "s3 k2", "k2 v2", "s3 k2"};
+    ml_ref sources[7];
+    for (int i = 0; i < 6; i++) sources[i] = x_of(f, axes[i]);
+    sources[6] = sources[LINEAR_SCAN_K];
+    return linear_scan_grad(f, fixture_linear_scan(f, sources, 1, true, false), sources, 6);
+}
+
 static ml_ref recurrence(fixture *f, bool reverse) {
     ml_ref xghw[] = {x_of(f, "b2 s3 d2"), x_of(f, "s3 b2"), x_of(f, "b2 d2"), x_of(f, "d2")};
     return fixture_recurrence(f, xghw, reverse);
@@ -360,6 +486,23 @@ static const op_case cases[] = {
     {ML_OP_ATTENTION, "f64[seq=3, heads=4, dim=2]", build_attention_grouped},
     {ML_OP_ATTENTION, "f64[b=2, heads=2, seq=3]", build_attention_lse},
     {ML_OP_ATTENTION_GRAD, "f64[b=2, seq=3, heads=2, dim=2]", build_attention_grad},
+    {ML_OP_WRITE_ROWS, "f64[p=5, d=3]", build_write_rows},
+    {ML_OP_WRITE_ROWS, "f64[b=2, p=5, d=2]", build_write_inner},
+    {ML_OP_CACHED_ATTENTION, "f64[r=2, seq=2, heads=4, dim=3]", build_cached},
+    {ML_OP_CACHED_ATTENTION, "f64[r=2, seq=2, heads=4, dim=2]", build_cached_ring},
+    {ML_OP_LINEAR_SCAN, "f64[s=5, b=2, v=2]", build_linear_scan},
+    {ML_OP_LINEAR_SCAN, "f64[s=19, v=2]", build_linear_scan_long},
+    {ML_OP_LINEAR_SCAN, "f64[s=19, v=2]", build_linear_scan_back},
+    {ML_OP_LINEAR_SCAN, "f64[s=18, b=2]", build_linear_scan_vector},
+    {ML_OP_LINEAR_SCAN, "f64[s=5, b=2, v=2]", build_linear_scan_rank_1},
+    {ML_OP_LINEAR_SCAN, "f64[s=18, v=2]", build_linear_scan_keys},
+    {ML_OP_LINEAR_SCAN, "f64[s=5, v=2]", build_linear_scan_rank_2},
+    {ML_OP_LINEAR_SCAN, "f64[s=1, v=2]", build_linear_scan_once},
+    {ML_OP_LINEAR_SCAN, "f64[s=5, b=2, v=2]", build_linear_scan_moved},
+    {ML_OP_LINEAR_SCAN, "f64[s=5, b=2, v=2]", build_linear_scan_constant},
+    {ML_OP_LINEAR_SCAN, "f64[v=2, k=2]", build_linear_scan_final},
+    {ML_OP_LINEAR_SCAN_GRAD, "f64", build_linear_scan_grad},
+    {ML_OP_LINEAR_SCAN_GRAD, "f64", build_delta_grad},
     {ML_OP_RECURRENCE, "f64[s=3, b=2, d=2]", build_recurrence},
     {ML_OP_RECURRENCE, "f64[s=3, b=2, d=2]", build_recurrence_back},
     {ML_OP_RECURRENCE, "f64[b=2, d=2]", build_recurrence_sum},

@@ -1,5 +1,6 @@
 /* What the tests of the passes share (tests/passes/support.h). */
 #include "tests/passes/support.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/recurrence.h"
 
 #include <math.h>
@@ -166,9 +167,24 @@ typedef struct {
     ml_graph *(*run)(const ml_graph *from, ml_roots *roots);
 } named_pass;
 
+static bool never(const void *context, const ml_graph *g, ml_ref n) {
+    (void)context, (void)g, (void)n;
+    return false;
+}
+
+static bool always(const void *context, const ml_graph *g, ml_ref n) {
+    (void)context, (void)g, (void)n;
+    return true;
+}
+static ml_graph *segment_linear_scans(const ml_graph *from, ml_roots *roots) {
+    return ml_segment_linear_scans(from, roots, 132, 3, always, NULL);
+}
+
 static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
     ml_graph *without = ml_decompose_conv(from, roots);
-    ml_graph *g = ml_decompose(without, roots, INT64_MAX);
+    ml_graph *scans = ml_decompose_linear_scans(without, roots, never, NULL);
+    ml_graph *g = ml_decompose(scans, roots, INT64_MAX);
+    ml_graph_free(scans);
     ml_graph_free(without);
     return g;
 }
@@ -228,6 +244,7 @@ static const named_pass passes[] = {
     {"fuse_gated_experts", ml_fuse_gated_experts},
     {"reuse_concat_slices", reuse_concat_slices},
     {"reuse_concat_slices_in_turn", reuse_concat_slices_in_turn},
+    {"segment_linear_scans", segment_linear_scans},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 
@@ -319,4 +336,17 @@ ml_ref fixture_recurrence(fixture *f, const ml_ref xghw[4], bool reverse) {
                                .summed = &summed,
                                .summed_count = 1};
     return ml_recurrence_new(g, &step);
+}
+
+ml_ref fixture_linear_scan(fixture *f, const ml_ref *sources, int rank, bool after, bool reverse) {
+    const ml_type *state = ml_graph_type(f->g, sources[LINEAR_SCAN_STATE]);
+    ml_axis values = fixture_axis(f, "v");
+    ml_linear_scan scan = {.axis = fixture_axis(f, "s"),
+                           .keys = fixture_axis(f, "k"),
+                           .values = ml_type_find(state, values) >= 0 ? values : 0,
+                           .reverse = reverse,
+                           .after = after,
+                           .dtype = (ml_dtype)state->dtype,
+                           .rank = rank};
+    return ml_linear_scan_new(f->g, sources, &scan);
 }

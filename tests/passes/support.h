@@ -40,6 +40,9 @@ double *fixture_value(fixture *f, const ml_graph *g, ml_ref n);
 /* A recurrence over axis s of x and g, from h on, with w captured: h = tanh(h * g) + x * w, whose
  * step also gives h * g and sums x * h. All but x may lack axes of h. */
 ml_ref fixture_recurrence(fixture *f, const ml_ref xghw[4], bool reverse);
+/* A linear scan over axis s of q, k, v, decay and initial state (keys k, values v where the state
+ * has them), then pairs. */
+ml_ref fixture_linear_scan(fixture *f, const ml_ref *sources, int rank, bool after, bool reverse);
 void fixture_check_gradients(fixture *f, ml_ref loss);
 /* Each pass leaves the values of these nodes as they are, within `tolerance`. */
 void fixture_check_passes(fixture *f, const ml_ref *nodes, int count, double tolerance);

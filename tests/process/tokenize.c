@@ -62,6 +62,35 @@ PROCESS_TEST(tokenize_many_files) {
     process_expect(&r, "1.txt: done before\n2.txt: done before\n3.txt: 0.0 MB, 1 tokens");
 }
 
+/* The order of the files alone decides where ids are, not the threads: of files of many chunks, of
+ * small ones, of one named twice, of one that an earlier run finished. */
+PROCESS_TEST(tokenize_by_threads) {
+    process_shell(room, 0,
+                  "seq 400000 >a.txt; seq 250000 | sed 's/.*/{\"text\": \"&x\"}/' >b.jsonl; "
+                  "gzip -k b.jsonl; for i in $(seq 40); do seq $i >c$i.txt; done; "
+                  "seq 30000 >d.txt; cat d.txt c*.txt >all.txt; od -An -v -tu1 -w1 all.txt | tr -d "
+                  "' ' >want");
+    process_run(room, 0, "MLUA_THREADS=1",
+                "tokenize bytes a.txt b.jsonl b.jsonl.gz a.txt -o one.idx "
+                "--quiet");
+    process_run(room, 0, "MLUA_THREADS=2",
+                "tokenize bytes a.txt b.jsonl b.jsonl.gz a.txt -o two.idx "
+                "--quiet");
+    process_shell(room, 0, "cmp one.bin two.bin && cmp one.idx two.idx && ! ls | grep parts");
+    process_run(room, 1, "", "tokenize bytes d.txt none.txt -o four.bin --quiet");
+    process_shell(room, 0, "cp -r four.bin.parts three.bin.parts");
+    process_result r = process_shell(room, 0,
+                                     "MLUA_THREADS=4 $MLUA tokenize bytes d.txt c*.txt -o four.bin "
+                                     "2>&1 | grep 'done before'");
+    process_expect(&r, "d.txt");
+    process_shell(room, 0,
+                  "MLUA_THREADS=4 $MLUA tokenize bytes c*.txt d.txt -o three.bin --quiet; "
+                  "od -An -v -tu2 -w2 four.bin | tr -d ' ' | cmp - want && "
+                  "n=$(($(wc -c <d.txt) * 2)) && head -c $n four.bin >first && "
+                  "tail -c $n three.bin | cmp - first && "
+                  "[ $(wc -c <three.bin) = $(wc -c <four.bin) ]");
+}
+
 PROCESS_TEST(tokenize_trains) {
     process_write(room, "a.txt", "the cat and the dog and the bird\n");
     process_result r = process_run(room, 2, "", "tokenize --train 300 a.txt");
@@ -105,7 +134,7 @@ PROCESS_TEST(tokenizer_of_weights) {
     process_shell(
         room, 0,
         ": >long.txt; $MLUA generate --device cpu --from run --prompt 'the cat' --tokens 10000000"
-        " >long.txt 2>&1 & p=$!; i=0;"
+        " seq=1024 >long.txt 2>&1 & p=$!; i=0;"
         " while [ $(wc -c <long.txt) -lt 40 ] && [ $((i += 1)) -lt 200 ]; do sleep 0.1;"
         " done; kill $p; wait $p; [ $(wc -c <long.txt) -ge 40 ] && grep -q 'the cat' long.txt");
     r = process_run(room, 0, "",

@@ -1,10 +1,12 @@
 /* See tests/shard/cases.h. */
 #include "tests/shard/cases.h"
+#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/conv.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/ragged.h"
 
 typedef ml_ref build_function(fixture *f);
@@ -277,11 +279,86 @@ static ml_ref attention(fixture *f, const char *kv, const char *heads) {
 BUILD(build_attention, attention(f, "b4 t8 h8 d2", "h"))
 BUILD(build_attention_grouped, attention(f, "b4 t4 k4 d2", "k"))
 
+/* Into distinct rows: 1, 4, none, 2. */
+static ml_ref build_write_rows(fixture *f) {
+    ml_graph *g = f->g;
+    ml_ref i = ml_iota(g, AXIS("b"), 4);
+    ml_ref at = ml_map2(g, ML_OP_MUL, i, ml_const_int(g, ML_I32, 3));
+    at = ml_map2(g, ML_OP_ADD, at, ml_const_int(g, ML_I32, 1));
+    at = ml_map2(g, ML_OP_MOD, at, ml_const_int(g, ML_I32, 8));
+    ml_ref none = ml_map2(g, ML_OP_EQ, i, ml_const_int(g, ML_I32, 2));
+    at = ml_where(g, none, ml_const_int(g, ML_I32, -1), at);
+    return ml_write_rows(g, operand(f, "s8 h4 d4"), at, operand(f, "b4 d4 h4"), AXIS("s"));
+}
+
+/* A pool of 4 blocks of 2; scores that see positions, heads and rows. */
+static ml_ref cached_attention(fixture *f, const char *k, const char *kv_heads) {
+    ml_graph *g = f->g;
+    ml_ref sources[] = {operand(f, "b4 s2 h4 d4"), operand(f, k),       operand(f, k),
+                        indices(f, "b4 c3", 4),    indices(f, "b4", 6), indices(f, "b4", 7),
+                        operand(f, "h4 b4")};
+    ml_cached_attention_args args = {.seq = AXIS("s"),
+                                     .pool = AXIS("p"),
+                                     .columns = AXIS("c"),
+                                     .heads = AXIS("h"),
+                                     .kv_heads = kv_heads ? AXIS(kv_heads) : 0,
+                                     .head_dim = AXIS("d"),
+                                     .kv_seq = AXIS("t"),
+                                     .keys = 6,
+                                     .causal = true,
+                                     .block = 2,
+                                     .scale = 0.7};
+    ml_type score;
+    ml_cached_attention_score_type(g, sources, &args, &score);
+    ml_ref s = ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){0}, 1, &score);
+    const ml_type *type = ml_graph_type(g, sources[CACHED_CAPTURED]);
+    /* A factor: softmax does not change with a sum that all keys of a row share, whose gradient is
+     * 0. */
+    s = add(f, s, mul(f, s, ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){1}, 1, type)));
+    for (int i = 0; i < 4; i++) {
+        ml_ref index = ml_cast(g, ml_iota(g, score.axis[i], score.size[i]), FLOAT);
+        s = add(f, s, mul(f, index, ml_const(g, FLOAT, 0.1 * (i + 1))));
+    }
+    args.score = s;
+    return ml_cached_attention(g, sources, CACHED_CAPTURED + 1, &args);
+}
+BUILD(build_cached, cached_attention(f, "p8 k2 d4", "k"))
+BUILD(build_cached_heads, cached_attention(f, "p8 h4 d4", "h"))
+BUILD(build_cached_latent, cached_attention(f, "p8 d4", NULL))
+
 static ml_ref build_recurrence(fixture *f) {
     ml_ref xghw[] = {operand(f, "b4 s4 d8"), operand(f, "s4 d8"), operand(f, "d8 b4"),
                      operand(f, "b4")};
     ml_ref y = fixture_recurrence(f, xghw, true);
     return add(f, y, add(f, ml_out(f->g, y, 1), ml_out(f->g, y, 2)));
+}
+
+static ml_ref linear_scan(fixture *f, const char *const axes[], int rank, bool reverse) {
+    ml_ref sources[LINEAR_SCAN_MOST_SOURCES];
+    for (int i = 0; i < LINEAR_SCAN_FIRST_PAIR + 2 * rank; i++) sources[i] = operand(f, axes[i]);
+    ml_axis keys = AXIS("k");
+    ml_ref y = fixture_linear_scan(f, sources, rank, rank == 0, reverse);
+    ml_ref final = ml_reduce(f->g, ML_OP_SUM, ml_out(f->g, y, 1), &keys, 1);
+    return add(f, y, final);
+}
+static ml_ref build_linear_scan(fixture *f) {
+    static const char *const axes[] = {"b4 s4 k2 h4", "s4 b4 k2", "h4 s4 v8 b4", "h4 s4 b4",
+                                       "b4 h4 k2 v8"};
+    return linear_scan(f, axes, 0, false);
+}
+static ml_ref build_linear_scan_keys(fixture *f) {
+    static const char *const axes[] = {"b4 s4 k4", "s4 k4", "s4 v6 b4", "k4 s4 b4", "v6 b4 k4"};
+    return linear_scan(f, axes, 0, true);
+}
+static ml_ref build_linear_scan_delta(fixture *f) {
+    static const char *const axes[] = {"b4 s8 k2", "s8 b4 k2", "s8 v4 b4", "b4 s8",
+                                       "b4 k2 v4", "s8 b4 k2", "k2 s8"};
+    return linear_scan(f, axes, 1, false);
+}
+static ml_ref build_linear_scan_delta_vector(fixture *f) {
+    static const char *const axes[] = {"s8 k2", "s8 b4 k2", "s8 b4", "b4 s8 k2", "b4 k2",
+                                       "k2 s8", "s8 b4 k2", "k2 s8", "s8 k2"};
+    return linear_scan(f, axes, 2, true);
 }
 
 typedef struct {
@@ -343,6 +420,14 @@ static const op_case cases[] = {
     {ML_OP_CONV, build_conv_image},
     {ML_OP_CONV, build_conv_up},
     {ML_OP_ATTENTION, build_attention},
+    {ML_OP_WRITE_ROWS, build_write_rows},
+    {ML_OP_CACHED_ATTENTION, build_cached},
+    {ML_OP_CACHED_ATTENTION, build_cached_heads},
+    {ML_OP_CACHED_ATTENTION, build_cached_latent},
+    {ML_OP_LINEAR_SCAN, build_linear_scan},
+    {ML_OP_LINEAR_SCAN, build_linear_scan_keys},
+    {ML_OP_LINEAR_SCAN, build_linear_scan_delta},
+    {ML_OP_LINEAR_SCAN, build_linear_scan_delta_vector},
     {ML_OP_RECURRENCE, build_recurrence},
     {ML_OP_ATTENTION, build_attention_grouped},
 };

@@ -9,7 +9,7 @@
 
 #include "tests/shard/support.h"
 
-enum { GIVEN_OPERANDS = 8, GIVEN_MESH = 2 };
+enum { GIVEN_OPERANDS = 9, GIVEN_MESH = 2 };
 typedef struct {
     int mesh;                               /* mesh axes: "x", "y" */
     int64_t parts;                          /* the ranks of all of them */

@@ -342,63 +342,147 @@ TEST(text, long_runs_are_not_quadratic) {
 /* ---- Scanners ---------------------------------------------------------------------------------
  */
 
-typedef struct {
-    size_t ends[512], count, at;
-} borders;
-
-static void add_border(void *context, const char *piece, size_t bytes) {
-    borders *b = context;
+static void add_length(void *lengths, const char *piece, size_t bytes) {
     (void)piece;
-    b->at += bytes;
-    if (b->count < 512) b->ends[b->count++] = b->at;
+    CHECK_STATUS(ml_ids_add(lengths, (uint32_t)bytes), ML_OK);
 }
 
-/* The same by the expression: matches, and what lies between them. */
-static void match_borders(regex_matcher *matcher, const void *code, const char *text, size_t bytes,
-                          borders *b) {
+/* The pieces by the expression: matches, and what lies between them. */
+static void match_text(regex_matcher *matcher, const void *code, const char *text, size_t bytes,
+                       ml_ids *lengths) {
     size_t at = 0, begin, end;
     while (at < bytes && regex_find(matcher, code, text, bytes, at, &begin, &end) == 1) {
-        if (begin > at) add_border(b, text, begin - at);
-        add_border(b, text, end - begin);
+        if (begin > at) add_length(lengths, text, begin - at);
+        add_length(lengths, text, end - begin);
         at = end;
     }
-    if (at < bytes) add_border(b, text, bytes - at);
+    if (at < bytes) add_length(lengths, text, bytes - at);
 }
 
-TEST(text, scanners_match_as_expressions) {
+/* By code point: PCRE2 has it in its table, which may be of an older Unicode than the scanners'. */
+static bool *known_characters(regex_matcher *matcher) {
+    static const char pattern[] = "\\P{Cn}+";
+    bool *known = calloc(TEXT_NO_CHARACTER, sizeof *known);
+    uint32_t *of = malloc(TEXT_NO_CHARACTER * 4 * sizeof *of);
+    char *all = malloc(TEXT_NO_CHARACTER * 4);
+    size_t bytes = 0, begin, end;
+    void *code;
+    if (!known || !of || !all || regex_compile(pattern, strlen(pattern), &code)) abort();
+    for (uint32_t c = 0; c < TEXT_NO_CHARACTER; c++) {
+        if (c >= 0xD800 && c < 0xE000) continue; /* surrogates */
+        of[bytes] = c;
+        bytes += (size_t)unicode_write(c, all + bytes);
+    }
+    for (size_t at = 0; regex_find(matcher, code, all, bytes, at, &begin, &end) == 1; at = end)
+        for (size_t k = begin; k < end; k++)
+            if ((all[k] & 0xC0) != 0x80) known[of[k]] = true;
+    regex_free(code);
+    free(of);
+    free(all);
+    return known;
+}
+
+/* Expressions match no invalid bytes. */
+static void make_valid(const bool *known, char *text, size_t bytes) {
+    for (size_t k = 0; k < bytes; k++) {
+        int length;
+        const unsigned char *p = (unsigned char *)text + k;
+        uint32_t c = unicode_read(p, (unsigned char *)text + bytes, &length);
+        if (c < TEXT_NO_CHARACTER && known[c])
+            k += (size_t)length - 1;
+        else
+            text[k] = 'e';
+    }
+}
+
+/* A scanner and its expression find the same pieces, by their lengths. */
+static void compare_pieces(regex_matcher *matcher, int kind, const char *pattern, const void *code,
+                           const char *text, size_t bytes) {
+    ml_ids scanned = {0}, matched = {0};
+    scan_text(kind, text, bytes, add_length, &scanned);
+    match_text(matcher, code, text, bytes, &matched);
+    int64_t k = 0;
+    size_t at = 0;
+    while (k < scanned.count && k < matched.count && scanned.at[k] == matched.at[k])
+        at += scanned.at[k++];
+    EXPECT(k == scanned.count && k == matched.count,
+           "%s parts \"%.*s\" otherwise: at byte %zu, piece %lld", pattern,
+           (int)(bytes - at < 200 ? bytes - at : 200), text + at, at, (long long)k);
+    ml_ids_free(&scanned);
+    ml_ids_free(&matched);
+}
+
+/* Mostly what the masks of scan_block.c part: runs, contractions, digits, signs before line breaks;
+ * in every second text one character in 64 is not ASCII. */
+static size_t block_text(uint64_t *seed, char *text, size_t room) {
+    static const char *const parts[] = {
+        "a",  "b", "F",  "Q",  "e",   "s",    " ",  " ", "  ", "    ", "\n",         "\r\n",
+        "\t", "'", "'s", "'S", "'ll", "'lL",  "'r", "/", "(",  "{",    "==",         "--",
+        "0",  "1", "23", "!",  "x",   "\n\n", ";",  ")", "_",  "\f",   "abcdefghij", "'d'"};
+    static const char *const others[] = {"\u00e9", "\u4e2d", "\u3000",    "\u017f",
+                                         "\u00a0", "\u0301", "\U0001f600"};
+    const bool ascii = test_range(seed, 0, 1);
+    for (size_t bytes = 0;;) {
+        const char *part = parts[test_range(seed, 0, sizeof parts / sizeof *parts - 1)];
+        if (!ascii && test_range(seed, 0, 63) == 0) part = others[test_range(seed, 0, 6)];
+        size_t length = strlen(part);
+        if (bytes + length > room) return bytes;
+        memcpy(text + bytes, part, length);
+        bytes += length;
+    }
+}
+
+/* The texts that next() writes, all scanners; it returns their bytes, -1 at the end. */
+static void compare_scanners(long next(void *context, int round, char *text), void *context,
+                             size_t room) {
     unicode_init();
     regex_matcher *matcher = regex_matcher_new();
-    REQUIRE(matcher != NULL);
+    char *text = malloc(room);
+    REQUIRE(matcher != NULL && text != NULL);
+    bool *known = known_characters(matcher);
     for (int kind = SCAN_NONE + 1; kind < SCAN_COUNT; kind++)
         for (int n = 0; scan_pattern(kind, n); n++) {
             const char *pattern = scan_pattern(kind, n);
             void *code;
-            uint64_t seed = (uint64_t)kind;
             CHECK_EQ_INT(scan_of_pattern(pattern), kind);
             if (!CHECK_STATUS(regex_compile(pattern, strlen(pattern), &code), ML_OK)) continue;
-            for (int i = 0; i < 3000; i++) {
-                char text[256];
-                size_t bytes = random_text(&seed, text, sizeof text);
-                for (size_t k = 0; k < bytes; k++) { /* expressions match no invalid bytes */
-                    int length;
-                    const unsigned char *p = (unsigned char *)text + k;
-                    if (unicode_read(p, (unsigned char *)text + bytes, &length) < TEXT_NO_CHARACTER)
-                        k += (size_t)length - 1;
-                    else
-                        text[k] = 'e';
-                }
-                borders scanned = {0}, matched = {0};
-                scan_text(kind, text, bytes, add_border, &scanned);
-                match_borders(matcher, code, text, bytes, &matched);
-                size_t k = 0;
-                while (k < scanned.count && scanned.ends[k] == matched.ends[k]) k++;
-                EXPECT(memcmp(&scanned, &matched, sizeof scanned) == 0,
-                       "%s parts \"%.*s\" otherwise: piece %zu ends at %zu and not at %zu", pattern,
-                       (int)bytes, text, k, scanned.ends[k], matched.ends[k]);
+            long bytes;
+            for (int i = 0; (bytes = next(context, i, text)) >= 0; i++) {
+                make_valid(known, text, (size_t)bytes);
+                compare_pieces(matcher, kind, pattern, code, text, (size_t)bytes);
             }
             regex_free(code);
         }
     regex_matcher_free(matcher);
+    free(known);
+    free(text);
+}
+
+static long next_drawn(void *seed, int round, char *text) {
+    if (round == 4000) return -1;
+    return (long)(round % 2 ? random_text : block_text)(seed, text, 256);
+}
+
+TEST(text, scanners_match_as_expressions) {
+    uint64_t seed = 1;
+    compare_scanners(next_drawn, &seed, 256);
+}
+
+enum { FILE_PART = 1 << 20 };
+static long next_read(void *file, int round, char *text) {
+    if (round == 0) rewind(file);
+    size_t bytes = fread(text, 1, FILE_PART, file);
+    return bytes ? (long)bytes : -1;
+}
+
+/* The same on a file of any size, named by TEXT. */
+TEST(long, scanners_match_on_a_file) {
+    const char *path = getenv("TEXT");
+    if (!path) test_skip("TEXT names no file");
+    FILE *file = fopen(path, "rb");
+    REQUIRE(file != NULL);
+    compare_scanners(next_read, file, FILE_PART);
+    fclose(file);
 }
 
 /* ---- Damaged files ----------------------------------------------------------------------------

@@ -10,17 +10,19 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/graph/cached_attention.h"
 #include "vm/bindings/precision.h"
 
-enum { MAX_CAPTURED = 16, FIRST_CAPTURED = 3 };
+enum { MAX_CAPTURED = 16, QKV = 3 };
 
 typedef struct {
     ml_vm *vm;
     ml_graph *graph;
     ml_origin origin;
     ml_attention_args args;
-    ml_ref sources[FIRST_CAPTURED + MAX_CAPTURED];
-    int source_count;
+    ml_cached_attention_args cached; /* block 0: it is none */
+    ml_ref sources[CACHED_CAPTURED + MAX_CAPTURED];
+    int source_count, first; /* the first captured one */
     ml_type score_type;
     ml_ref score;       /* PARAM(0) */
     ml_ref filler;      /* an i32 tensor of the scores' axes without a value of its own */
@@ -34,7 +36,8 @@ static int64_t size_of(const attention_call *call, ml_ref n, ml_axis axis) {
     return ml_type_size(ml_graph_type(call->graph, n), axis);
 }
 
-/* n with `axis` innermost: kernels read rows of it. */
+/* n with `axis` innermost: kernels read rows of it. Not by ml_permute, which looks through a
+ * permutation: m.grad by n, a tensor of the script, would be 0. */
 static ml_ref by_rows(ml_graph *g, ml_ref n, ml_axis axis) {
     ml_type order = *ml_graph_type(g, n);
     int at = ml_type_find(&order, axis);
@@ -46,7 +49,8 @@ static ml_ref by_rows(ml_graph *g, ml_ref n, ml_axis axis) {
     }
     order.axis[at] = axis;
     order.size[at] = size;
-    return ml_permute(g, n, &order);
+    if (ml_type_equal(&order, ml_graph_type(g, n))) return n;
+    return ml_graph_add(g, ML_OP_PERMUTE, &n, 1, NULL, 0, &order);
 }
 
 /* Keys and values under the names of their own axes. */
@@ -69,7 +73,11 @@ static void prepare(void *argument) {
 static void make_score(void *argument) {
     attention_call *call = argument;
     ml_graph *g = call->graph;
-    ml_attention_score_type(g, call->sources[0], call->sources[1], &call->args, &call->score_type);
+    if (call->cached.block)
+        ml_cached_attention_score_type(g, call->sources, &call->cached, &call->score_type);
+    else
+        ml_attention_score_type(g, call->sources[0], call->sources[1], &call->args,
+                                &call->score_type);
     int64_t first = 0;
     call->score = ml_graph_add(g, ML_OP_PARAM, NULL, 0, &first, 1, &call->score_type);
     ml_ref both[2] = {call->score, call->score};
@@ -115,14 +123,16 @@ static bool is_tainted(const ml_vm *vm, ml_ref n) {
 }
 
 static ml_ref capture(attention_call *call, ml_ref n) {
-    int i = FIRST_CAPTURED;
+    int i = call->first;
     while (i < call->source_count && call->sources[i] != n) i++;
-    if (i == FIRST_CAPTURED + MAX_CAPTURED)
+    if (i == call->first + MAX_CAPTURED)
         ml_raise(ML_INVALID, "a score function can use at most %d tensors", MAX_CAPTURED);
     if (i == call->source_count) call->sources[call->source_count++] = n;
-    int64_t index = i - FIRST_CAPTURED + 1;
-    return ml_graph_add(call->graph, ML_OP_PARAM, NULL, 0, &index, 1,
-                        ml_graph_type(call->graph, n));
+    int64_t index = i - call->first + 1;
+    ml_type type = *ml_graph_type(call->graph, n);
+    if (call->cached.block)
+        ml_cached_attention_param_type(call->graph, call->sources, &call->cached, n, &type);
+    return ml_graph_add(call->graph, ML_OP_PARAM, NULL, 0, &index, 1, &type);
 }
 
 typedef ML_VEC(ml_ref) ref_list;
@@ -155,8 +165,8 @@ static ml_ref separate(attention_call *call, ref_list *copies, ml_ref n) {
     return copy;
 }
 
-static void finish(void *argument) {
-    attention_call *call = argument;
+/* The score function over what it captures. */
+static void finish_score(attention_call *call) {
     ml_graph_set_origin(call->graph, &call->origin);
     if (call->args.score) {
         ref_list copies = {0};
@@ -164,6 +174,11 @@ static void finish(void *argument) {
             *ML_PUSH(call->vm->arena, &copies) = 0;
         call->args.score = separate(call, &copies, call->args.score);
     }
+}
+
+static void finish(void *argument) {
+    attention_call *call = argument;
+    finish_score(call);
     call->result = ml_attention(call->graph, call->sources, call->source_count, &call->args);
     for (int i = 0; i < call->order.rank; i++) /* rows may be as long as those of v */
         call->order.size[i] = size_of(call, call->result, call->order.axis[i]);
@@ -287,7 +302,7 @@ static void lower_operands(lua_State *L, attention_call *call) {
 
 static int core_attention(lua_State *L) {
     ml_vm *vm = vm_of(L);
-    attention_call call = {.vm = vm, .graph = vm->graph, .source_count = 3};
+    attention_call call = {.vm = vm, .graph = vm->graph, .source_count = QKV, .first = QKV};
     static const char *const words[] = {"attention's q", "attention's k", "attention's v"};
     for (int i = 0; i < 3; i++) call.sources[i] = vm_tensor(L, i + 1, words[i]);
     read_options(L, &call);
@@ -317,7 +332,91 @@ static int core_attention(lua_State *L) {
     return vm_push_tensor(L, call.result);
 }
 
+/* ---- Cached attention ------------------------------------------------------------------------ */
+
+static void finish_cached(void *argument) {
+    attention_call *call = argument;
+    finish_score(call);
+    call->cached.score = call->args.score;
+    call->result =
+        ml_cached_attention(call->graph, call->sources, call->source_count, &call->cached);
+}
+
+static ml_axis cached_axis(lua_State *L, const char *key) {
+    if (!vm_option(L, 7, key)) lua_pushstring(L, key);
+    ml_axis axis = vm_axis_id(L, -1, "cached_attention");
+    lua_pop(L, 1);
+    return axis;
+}
+
+static int64_t cached_integer(lua_State *L, const char *key, int64_t fallback) {
+    char what[64];
+    snprintf(what, sizeof what, "cached_attention's %s", key);
+    return vm_option(L, 7, key) ? vm_integer(L, -1, what) : fallback;
+}
+
+static void read_cached(lua_State *L, attention_call *call) {
+    static const char *const known[] = {"causal",   "window",   "scale",  "score",   "block",
+                                        "keys",     "seq",      "pool",   "columns", "heads",
+                                        "kv_heads", "head_dim", "kv_seq", NULL};
+    luaL_checktype(L, 7, LUA_TTABLE);
+    vm_check_options(L, 7, "cached_attention", known);
+    ml_cached_attention_args *c = &call->cached;
+    c->seq = cached_axis(L, "seq"), c->pool = cached_axis(L, "pool");
+    c->columns = cached_axis(L, "columns"), c->heads = cached_axis(L, "heads");
+    c->kv_heads = cached_axis(L, "kv_heads"), c->head_dim = cached_axis(L, "head_dim");
+    c->kv_seq = cached_axis(L, "kv_seq");
+    if (!size_of(call, call->sources[CACHED_K], c->kv_heads))
+        c->kv_heads = size_of(call, call->sources[CACHED_K], c->heads) ? c->heads : 0;
+    c->causal = vm_option(L, 7, "causal") && lua_toboolean(L, -1);
+    c->window = cached_integer(L, "window", 0);
+    c->block = cached_integer(L, "block", 16);
+    if (c->block < 1)
+        vm_fail(L, NULL, "cached_attention's block is %lld: a block has 1 position or more",
+                (long long)c->block);
+    int64_t columns = size_of(call, call->sources[CACHED_TABLE], c->columns);
+    c->keys = cached_integer(L, "keys", c->block * columns);
+    int64_t dim = size_of(call, call->sources[CACHED_Q], c->head_dim);
+    c->scale = vm_option(L, 7, "scale") ? luaL_checknumber(L, -1) : dim ? 1 / sqrt((double)dim) : 1;
+    call->args.seq = c->seq, call->args.kv_seq = c->kv_seq, call->args.heads = c->heads;
+    lua_settop(L, 7);
+}
+
+static int core_cached_attention(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    attention_call call = {
+        .vm = vm, .graph = vm->graph, .source_count = CACHED_CAPTURED, .first = CACHED_CAPTURED};
+    for (int i = 0; i < CACHED_CAPTURED; i++)
+        call.sources[i] = vm_tensor(L, i + 1, "an operand of cached_attention");
+    vm_origin(L, &call.origin);
+    read_cached(L, &call);
+    vm_protect(L, finish_cached, &call); /* checks the operands */
+    if (vm_option(L, 7, "score")) {
+        vm->tainted.count = 0;
+        lua_pushcfunction(L, trace);
+        lua_pushlightuserdata(L, &call);
+        lua_pushvalue(L, 7);
+        int status = lua_pcall(L, 2, 0, 0);
+        if (status != LUA_OK) {
+            vm->tainted.count = 0;
+            return lua_error(L);
+        }
+        ml_status made = ml_protect(finish_cached, &call);
+        vm->tainted.count = 0;
+        vm_check(L, made);
+    }
+    return vm_push_tensor(L, call.result);
+}
+
 static const vm_entry functions[] = {
+    {"cached_attention", core_cached_attention,
+     "q: Tensor, k: Tensor, v: Tensor, table: Tensor, start: Tensor, length: Tensor, options: "
+     "{causal: boolean, window: integer, block: integer, keys: integer, scale: number, score: "
+     "function, seq: string, pool: string, columns: string, heads: string, kv_heads: string, "
+     "head_dim: string, kv_seq: string} -> Tensor",
+     "attention of each row's queries, of which the first stands at position start, to the keys "
+     "and values at positions below length, which lie in rows table[p / block] * block + p % block "
+     "of pools"},
     {"attention", core_attention,
      "q: Tensor, k: Tensor, v: Tensor, options?: {causal: boolean, window: integer, scale: number, "
      "score: function, document: Tensor, seq: string, heads: string, head_dim: string} -> Tensor",

@@ -362,6 +362,7 @@ static int open_state(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     vm_error_register(L);
+    vm_hints_register(L);
     vm_axis_register(L);
     vm_tensor_register(L);
     vm_op_methods_register(L);
@@ -374,13 +375,16 @@ static int open_state(lua_State *L) {
     vm_attention_register(L);
     vm_conv_register(L);
     vm_scan_register(L);
+    vm_increment_register(L);
     vm_corpus_register(L);
     vm_samples_register(L);
     vm_ranges_register(L);
     vm_tensorfile_register(L);
     vm_json_register(L);
     vm_tokenizer_register(L);
+    vm_serve_register(L);
     vm_views_register(L);
+    vm_show_register(L);
     vm_run_register(L);
     vm_checkpoint_register(L);
     vm_service_register(L);

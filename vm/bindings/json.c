@@ -7,7 +7,8 @@
 
 enum { DEEPEST = 100 };
 
-static char null_value; /* its address is core.null, JSON's null */
+static const char *const list_class = "mlua.list"; /* of a list without items */
+static char null_value;                            /* its address is core.null, JSON's null */
 
 static void push_value(lua_State *L, const json_t *value) {
     luaL_checkstack(L, 8, "JSON");
@@ -23,6 +24,7 @@ static void push_value(lua_State *L, const json_t *value) {
     case JSON_ARRAY: {
         size_t count = json_array_size(value);
         lua_createtable(L, (int)count, 0);
+        if (!count) luaL_setmetatable(L, list_class);
         for (size_t i = 0; i < count; i++) {
             push_value(L, json_array_get(value, i));
             lua_rawseti(L, -2, (lua_Integer)i + 1);
@@ -55,18 +57,27 @@ static int box_gc(lua_State *L) {
     return 0;
 }
 
-static int push_boxed(lua_State *L) {
-    push_value(L, ((const json_box *)lua_touserdata(L, 1))->value);
-    return 1;
+static json_box *push_box(lua_State *L) {
+    json_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    box->value = NULL;
+    luaL_setmetatable(L, box_class);
+    return box;
+}
+
+json_t **vm_push_json(lua_State *L) {
+    return &push_box(L)->value;
+}
+
+void vm_open_json(lua_State *L) {
+    push_value(L, ((const json_box *)lua_touserdata(L, -1))->value);
+    lua_remove(L, -2);
 }
 
 static int core_json(lua_State *L) {
     size_t size;
     const char *text = luaL_checklstring(L, 1, &size);
     const char *where = luaL_optstring(L, 2, NULL);
-    json_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    box->value = NULL;
-    luaL_setmetatable(L, box_class);
+    json_box *box = push_box(L);
     json_error_t problem;
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     box->value = json_loadb(text, size, flags, &problem);
@@ -80,9 +91,7 @@ static int core_json(lua_State *L) {
     if (!box->value)
         vm_fail(L, NULL, "%s is not valid JSON: %s (line %d, column %d)", where, problem.text,
                 problem.line, problem.column);
-    lua_pushcfunction(L, push_boxed);
-    lua_pushvalue(L, -2);
-    lua_call(L, 1, 1);
+    vm_open_json(L);
     return 1;
 }
 
@@ -99,9 +108,8 @@ static json_t *failed(lua_State *L, const char *what) {
 static json_t *table_to_json(lua_State *L, int index, int depth) {
     lua_Integer count = (lua_Integer)lua_rawlen(L, index);
     bool list = count > 0 || luaL_getmetafield(L, index, "__list") != LUA_TNIL;
-    json_box *box = lua_newuserdatauv(L, sizeof *box, 0); /* freed if an item is refused */
+    json_box *box = push_box(L); /* freed if an item is refused */
     box->value = list ? json_array() : json_object();
-    luaL_setmetatable(L, box_class);
     if (!box->value) vm_fail(L, NULL, "not enough host memory");
     if (list) {
         for (lua_Integer i = 1; i <= count; i++) {
@@ -151,13 +159,11 @@ static json_t *to_json(lua_State *L, int index, int depth) {
 }
 
 static int core_to_json(lua_State *L) {
-    size_t indent = (size_t)luaL_optinteger(L, 2, 0);
+    size_t indent = (size_t)luaL_optinteger(L, 2, 0), digits = (size_t)luaL_optinteger(L, 3, 17);
     luaL_checkany(L, 1);
-    json_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    box->value = NULL;
-    luaL_setmetatable(L, box_class);
+    json_box *box = push_box(L);
     box->value = to_json(L, 1, 0);
-    size_t flags = JSON_ENCODE_ANY | JSON_SORT_KEYS | JSON_REAL_PRECISION(17) |
+    size_t flags = JSON_ENCODE_ANY | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits) |
                    (indent ? JSON_INDENT(indent) : JSON_COMPACT);
     char *text = json_dumps(box->value, flags);
     if (!text) vm_fail(L, NULL, "not enough host memory for a text of JSON");
@@ -166,16 +172,26 @@ static int core_to_json(lua_State *L) {
     return 1;
 }
 
+static int core_list(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    luaL_setmetatable(L, list_class);
+    return 1;
+}
+
 void vm_json_register(lua_State *L) {
     static const vm_entry functions[] = {
         {"json", core_json, "text: string, what?: string -> any",
          "the value of a text of JSON; null is core.null. A text that is none raises, named as "
          "`what`; without `what` it gives nil and the reason"},
-        {"to_json", core_to_json, "value: any, indent?: integer -> string",
-         "a value as JSON, keys sorted"},
+        {"to_json", core_to_json, "value: any, indent?: integer, digits?: integer -> string",
+         "a value as JSON, keys sorted; numbers with 17 digits, or fewer"},
+        {"list", core_list, "list: table -> table", "the table, which JSON has as a list if empty"},
         {0}};
     luaL_newmetatable(L, box_class);
     vm_set_function(L, "__gc", box_gc);
+    lua_pop(L, 1);
+    luaL_newmetatable(L, list_class);
+    vm_set_boolean(L, "__list", true);
     lua_pop(L, 1);
     vm_register(L, functions);
     lua_pushlightuserdata(L, &null_value);

@@ -116,7 +116,7 @@ static int core_exact(lua_State *L) {
 /* ---- Products in f32 ------------------------------------------------------------------------- */
 
 static bool narrows(lua_State *L) {
-    return vm_compute_dtype(L) == ML_BF16;
+    return ml_is_narrow(vm_compute_dtype(L));
 }
 
 bool precision_is_wide(lua_State *L, const ml_graph *g, ml_ref n) {

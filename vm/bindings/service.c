@@ -33,6 +33,36 @@ static void push_settings(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "mesh");
 }
 
+/* How generate continues prompts; numbers that are 0 were not given. */
+static void push_answers(lua_State *L, const vm_options *o) {
+    vm_set_number(L, "min_p", o->min_p);
+    vm_set_number(L, "repetition_penalty", o->repetition_penalty);
+    vm_set_number(L, "presence_penalty", o->presence_penalty);
+    vm_set_number(L, "frequency_penalty", o->frequency_penalty);
+    vm_set_integer(L, "samples", o->samples);
+    vm_set_integer(L, "logprobs", o->logprobs);
+    vm_set_integer(L, "rows", o->rows);
+    vm_set_string(L, "prompts", o->prompts);
+    vm_set_string(L, "system", o->system);
+    vm_set_boolean(L, "chat", o->chat);
+    if (o->seed_given) vm_set_integer(L, "draw_seed", o->seed);
+    lua_createtable(L, o->stop_count, 0);
+    for (int i = 0; i < o->stop_count; i++) {
+        lua_pushstring(L, o->stops[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "stops");
+}
+
+static void push_serve(lua_State *L, const vm_options *o) {
+    vm_set_string(L, "host", o->host);
+    vm_set_integer(L, "port", o->port);
+    vm_set_string(L, "token_file", o->token_file);
+    vm_set_integer(L, "slots", o->slots);
+    vm_set_integer(L, "queue", o->queue);
+    vm_set_integer(L, "seconds", o->seconds);
+}
+
 /* --from, and what generate and export do with it. */
 static void push_task(lua_State *L, const vm_options *o) {
     vm_set_string(L, "from", o->from);
@@ -43,11 +73,25 @@ static void push_task(lua_State *L, const vm_options *o) {
     vm_set_integer(L, "top_k", o->top_k);
     vm_set_number(L, "temperature", o->temperature);
     vm_set_number(L, "top_p", o->top_p);
+    push_answers(L, o);
+    push_serve(L, o);
     vm_set_string(L, "export_to", o->out);
     vm_set_string(L, "file_dtype", o->file_dtype);
     vm_set_boolean(L, "hf", o->hf);
     vm_set_string(L, "adapter", o->adapter);
     vm_set_boolean(L, "adapter_alone", o->adapter_alone);
+}
+
+static void push_show(lua_State *L, const vm_options *o) {
+    vm_set_boolean(L, "ascii", o->ascii);
+    vm_set_boolean(L, "verify", o->verify);
+    vm_set_string(L, "html", o->html);
+    lua_createtable(L, o->path_count, 0);
+    for (int i = 0; i < o->path_count; i++) {
+        lua_pushstring(L, o->paths[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "paths");
 }
 
 /* --out of a run, and how it continues. */
@@ -75,6 +119,7 @@ static void make_options(lua_State *L) {
     vm_set_integer(L, "run", o->run);
     push_task(L, o);
     push_run(L, o);
+    push_show(L, o);
     push_settings(L, o);
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }
@@ -169,7 +214,7 @@ static int core_compute_dtype(lua_State *L) {
     if (!lua_isnoneornil(L, 1)) {
         ml_dtype dtype = vm_dtype(L, 1, -1);
         if (ml_dtypes[dtype].kind != ML_KIND_FLOAT)
-            vm_fail(L, "bf16, f32 or f64", "the compute dtype must be a float, not %s",
+            vm_fail(L, "bf16, f16, f32 or f64", "the compute dtype must be a float, not %s",
                     ml_dtypes[dtype].name);
         vm_of(L)->compute_dtype = dtype;
     }

@@ -145,6 +145,17 @@ void vm_push_state(lua_State *L, uint32_t id) {
     lua_remove(L, -2);
 }
 
+void vm_adopt_state(lua_State *L, uint32_t id, int name) {
+    *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = id;
+    luaL_setmetatable(L, vm_state_class);
+    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
+    lua_pushvalue(L, -2);
+    lua_rawseti(L, -2, (lua_Integer)id + 1);
+    lua_pop(L, 1);
+    const char *text = set_name(L, id, name);
+    ml_graph_state(vm_of(L)->graph, id)->name = text;
+}
+
 /* ---- Methods --------------------------------------------------------------------------------- */
 
 static uint32_t self(lua_State *L) {

@@ -11,6 +11,7 @@ static const char *const TOKENIZER = "mlua.tokenizer", *const DECODER = "mlua.de
 typedef struct {
     ml_tokenizer *tokenizer;
     ml_encoder *encoder;
+    ml_ids ids; /* of the last text */
 } boxed_tokenizer;
 
 typedef struct {
@@ -26,6 +27,7 @@ static int tokenizer_gc(lua_State *L) {
     boxed_tokenizer *box = check_tokenizer(L);
     ml_encoder_close(box->encoder);
     ml_tokenizer_close(box->tokenizer);
+    ml_ids_free(&box->ids);
     *box = (boxed_tokenizer){0};
     return 0;
 }
@@ -64,20 +66,32 @@ static int core_tokenizer(lua_State *L) {
     return 1;
 }
 
-static int tokenizer_encode(lua_State *L) {
+/* Into box->ids, whose memory stays for the next text unless it is much. */
+static boxed_tokenizer *encode(lua_State *L) {
+    enum { MOST = 1 << 20 };
     boxed_tokenizer *box = check_tokenizer(L);
     size_t bytes;
     const char *text = luaL_checklstring(L, 2, &bytes);
     int flags =
         (lua_toboolean(L, 3) ? ML_ENCODE_FRAME : 0) | (lua_toboolean(L, 4) ? ML_ENCODE_PLAIN : 0);
-    ml_ids *ids = box_of(L, sizeof *ids, IDS);
-    vm_check(L, ml_encoder_encode(box->encoder, text, bytes, flags, ids));
+    if (box->ids.capacity > MOST) ml_ids_free(&box->ids);
+    box->ids.count = 0;
+    vm_check(L, ml_encoder_encode(box->encoder, text, bytes, flags, &box->ids));
+    return box;
+}
+
+static int tokenizer_encode(lua_State *L) {
+    const ml_ids *ids = &encode(L)->ids;
     lua_createtable(L, (int)ids->count, 0);
     for (int64_t i = 0; i < ids->count; i++) {
         lua_pushinteger(L, ids->at[i]);
         lua_rawseti(L, -2, i + 1);
     }
-    ml_ids_free(ids);
+    return 1;
+}
+
+static int tokenizer_count(lua_State *L) {
+    lua_pushinteger(L, encode(L)->ids.count);
     return 1;
 }
 
@@ -160,6 +174,8 @@ static const vm_entry methods[] = {
     {"encode", tokenizer_encode, "text: string, frame: boolean, plain: boolean -> integer[]",
      "the ids of a text; with the tokens that the tokenizer adds around it; special tokens that it "
      "spells as ordinary text"},
+    {"count", tokenizer_count, "text: string, frame: boolean, plain: boolean -> integer",
+     "how many ids that are"},
     {"decode", tokenizer_decode, "ids: integer[], skip_special: boolean -> string", "their text"},
     {"stream", tokenizer_stream, "skip_special: boolean -> userdata",
      "a decoder of ids one by one: its method add(id) gives the characters that are whole, "

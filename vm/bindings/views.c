@@ -146,22 +146,55 @@ static int core_load_views(lua_State *L) {
     return 0;
 }
 
-/* paste(tensor: Host, values: Host, view): values of a state into their places in a tensor. */
+/* Values of a Host, or of a state in its own memory. */
+typedef struct {
+    ml_dtype dtype;
+    int rank;
+    const int64_t *size;
+    int64_t count;
+    const void *data;
+} values;
+
+static values values_at(lua_State *L, int index) {
+    uint32_t id;
+    if (!vm_is_state(L, index, &id)) {
+        const vm_host *host = luaL_checkudata(L, index, vm_host_class);
+        return (values){host->dtype, host->rank, host->dims, host->count, host->data};
+    }
+    const ml_type *type = &ml_graph_state(vm_of(L)->graph, id)->type;
+    values v = {(ml_dtype)type->dtype, type->rank, type->size, ml_type_elements(type), NULL};
+    vm_check(L, ml_session_state_memory(vm_of(L)->session, id, &v.data));
+    if (!v.data) vm_fail(L, "state:get() copies it", "the state is not in memory of this process");
+    return v;
+}
+
+static int core_is_in_memory(lua_State *L) {
+    const uint32_t id = vm_state(L, 1, "the state");
+    const void *memory = NULL;
+    if (!vm_of(L)->dry.runs) {
+        vm_start_device(L);
+        vm_check(L, ml_session_state_memory(vm_of(L)->session, id, &memory));
+    }
+    lua_pushboolean(L, memory != NULL);
+    return 1;
+}
+
+/* paste(tensor: Host, values, view): values of a state into their places in a tensor. */
 static int core_paste_view(lua_State *L) {
-    vm_host *to = luaL_checkudata(L, 1, vm_host_class),
-            *from = luaL_checkudata(L, 2, vm_host_class);
+    vm_host *to = luaL_checkudata(L, 1, vm_host_class);
+    const values from = values_at(L, 2);
     luaL_checktype(L, 3, LUA_TTABLE);
     ml_view view = {0};
-    read_box(L, 3, from->rank, &view);
+    read_box(L, 3, from.rank, &view);
     int64_t last = view.offset, more;
-    bool fits = view.offset >= 0 && to->dtype == from->dtype;
-    for (int i = 0; i < from->rank && fits; i++)
+    bool fits = view.offset >= 0 && to->dtype == from.dtype;
+    for (int i = 0; i < from.rank && fits; i++)
         fits = view.start[i] >= 0 && view.count[i] > 0 && view.stride[i] >= 0 &&
-               view.count[i] <= from->dims[i] - view.start[i] &&
+               view.count[i] <= from.size[i] - view.start[i] &&
                !__builtin_mul_overflow(view.count[i] - 1, view.stride[i], &more) &&
                !__builtin_add_overflow(last, more, &last);
     if (!fits || last >= to->count) vm_fail(L, NULL, "the view is outside of the tensor");
-    ml_view_paste(&view, from->rank, from->dims, ml_dtypes[to->dtype].bytes, from->data, to->data);
+    ml_view_paste(&view, from.rank, from.size, ml_dtypes[to->dtype].bytes, from.data, to->data);
     return 0;
 }
 
@@ -180,13 +213,15 @@ static int core_tensor_writer(lua_State *L) {
 
 static int writer_write(lua_State *L) {
     ml_tensor_writer **writer = luaL_checkudata(L, 1, writer_class);
-    const vm_host *host = luaL_checkudata(L, 2, vm_host_class);
-    const ml_dtype dtype = lua_isnoneornil(L, 3) ? host->dtype : vm_dtype(L, 3, -1);
+    const values from = values_at(L, 2);
+    const ml_dtype dtype = lua_isnoneornil(L, 3) ? from.dtype : vm_dtype(L, 3, -1);
+    const int64_t count = luaL_optinteger(L, 4, from.count);
     if (!*writer) vm_fail(L, NULL, "the file is closed");
-    if (!ml_converts(host->dtype, dtype))
-        vm_fail(L, NULL, "%s does not become %s", ml_dtypes[host->dtype].name,
+    luaL_argcheck(L, count >= 0 && count <= from.count, 4, "not in the values");
+    if (!ml_converts(from.dtype, dtype))
+        vm_fail(L, NULL, "%s does not become %s", ml_dtypes[from.dtype].name,
                 ml_dtypes[dtype].name);
-    vm_check(L, ml_tensor_writer_add(*writer, host->dtype, host->data, host->count, dtype));
+    vm_check(L, ml_tensor_writer_add(*writer, from.dtype, from.data, count, dtype));
     lua_settop(L, 2); /* the values stay until they are written */
     lua_setiuservalue(L, 1, 1);
     return 0;
@@ -231,7 +266,10 @@ void vm_views_register(lua_State *L) {
          "set states {{State, views}...} from views {file, place, offset, stride, start, count} of "
          "tensors: each says where the elements of a box of the state lie, in elements of the "
          "tensor; `from` is what messages call their source"},
-        {"paste_view", core_paste_view, "tensor: Host, values: Host, view: table",
+        {"is_in_memory", core_is_in_memory, "state: State -> boolean",
+         "whether paste_view and TensorWriter:write take the state itself: all of it is in memory "
+         "of this process"},
+        {"paste_view", core_paste_view, "tensor: Host, values: Host|State, view: table",
          "put a state's values where a view says that they lie in the tensor"},
         {"tensor_writer", core_tensor_writer, "path: string, header: string -> TensorWriter",
          "begin a safetensors file: :write(Host, dtype?) adds the tensors in the header's order, "
@@ -242,8 +280,9 @@ void vm_views_register(lua_State *L) {
     static const vm_entry file_methods[] = {
         {"tensors", file_tensors, "-> table", "the tensors by name"}, {0}};
     static const vm_entry writer_methods[] = {
-        {"write", writer_write, "values: Host, dtype?: string",
-         "the next tensor; the values may not change until the next call"},
+        {"write", writer_write, "values: Host|State, dtype?: string, count?: integer",
+         "the next tensor, of all values or the first `count`, which may not change until the next "
+         "call"},
         {"close", writer_close, "", "the file is whole"},
         {0}};
     vm_register(L, functions);

@@ -4,17 +4,54 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "codegen/lower/lower.h"
+#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/recurrence.h"
 
-static check_scan *find(check_scans *scans, const ml_origin *origin, const char *axis) {
+static bool same_text(const char *a, const char *b) {
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* The states of a step may have several forms: linear scans, and what is left. */
+static check_scan *find(check_scans *scans, const ml_origin *origin, const char *axis,
+                        bool linear) {
     for (int i = 0; i < scans->count; i++) {
         check_scan *scan = &scans->list[i];
-        bool same = scan->origin->line == origin->line && scan->origin->file == origin->file;
-        if (same && strcmp(scan->axis, axis) == 0) return scan;
+        bool same =
+            scan->origin->line == origin->line && same_text(scan->origin->file, origin->file);
+        if (same && scan->linear == linear && strcmp(scan->axis, axis) == 0) return scan;
     }
     if (scans->count == CHECK_SCANS) return NULL;
-    scans->list[scans->count] = (check_scan){.origin = origin, .axis = axis};
+    scans->list[scans->count] = (check_scan){.origin = origin, .axis = axis, .linear = linear};
     return &scans->list[scans->count++];
+}
+
+static void linear_scan_add(check_scans *scans, const ml_graph *g, ml_ref n) {
+    ml_linear_scan s;
+    ml_linear_scan_read(g, n, &s);
+    check_scan *scan = find(scans, ml_graph_origin(g, n), ml_axis_name(g, s.axis), true);
+    if (!scan) return;
+    scan->count++;
+    scan->length = s.length;
+    scan->rank = s.rank;
+}
+
+/* Of the forward pass, which comes first. */
+static void find_nonlinear(check_scan *scan, const ml_graph *g, ml_ref n) {
+    const ml_ref at = ml_recurrence_nonlinear(g, n);
+    if (!at) return;
+    scan->op = ml_ops[ml_graph_node(g, at)->op].name;
+    scan->at = ml_graph_origin(g, at);
+}
+
+/* Why a loop has no form in chunks. */
+static void print_reason(const check_scan *scan) {
+    if (!scan->op) {
+        printf("\n  no chunks: no decay with products of rank up to 4 was found in its transition");
+        return;
+    }
+    printf("\n  no chunks: %s of a state is not linear in it", scan->op);
+    if (scan->at->file) printf("   %s:%d", scan->at->file, scan->at->line);
 }
 
 void scans_add(check_scans *scans, const ml_plan *part) {
@@ -22,10 +59,15 @@ void scans_add(check_scans *scans, const ml_plan *part) {
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
         ml_recurrence r;
-        if (!step->node || ml_graph_node(part->graph, step->node)->op != ML_OP_RECURRENCE) continue;
+        if (!step->node) continue;
+        if (ml_op_is_linear_scan((ml_op)ml_graph_node(part->graph, step->node)->op)) {
+            linear_scan_add(scans, part->graph, step->node);
+            continue;
+        }
+        if (ml_graph_node(part->graph, step->node)->op != ML_OP_RECURRENCE) continue;
         ml_recurrence_read(part->graph, step->node, &r);
         check_scan *scan = find(scans, ml_graph_origin(part->graph, step->node),
-                                ml_axis_name(part->graph, r.axis));
+                                ml_axis_name(part->graph, r.axis), false);
         int kernels = 0, products = 0;
         const ml_schedule *body = step->loop ? step->loop->plan->schedule : NULL;
         for (uint32_t k = 0; body && k < body->steps.count; k++) {
@@ -34,18 +76,28 @@ void scans_add(check_scans *scans, const ml_plan *part) {
         }
         if (body) scans_add(scans, step->loop->plan);
         if (!scan) continue;
+        if (body && !scan->loop) find_nonlinear(scan, part->graph, step->node);
+        if (scan->count == 0) scan->algebra = ml_recurrence_algebra(part->graph, step->node);
         scan->count++;
         scan->length = r.length;
         scan->loop = scan->loop || body;
+        for (const ml_kernel *k = step->kernel; k; k = k->next) scan->resident |= k->cooperative;
+        if (body && s->target->kind == ML_TARGET_CUDA) scan->why = step->loop->why;
         if (kernels > scan->kernels) scan->kernels = kernels;
         if (products > scan->products) scan->products = products;
     }
 }
 
-/* Of a scan in chunks: along the positions of one (recurrence_chunks.c). */
+/* Of a scan in chunks: along the positions of one (linear_scan_chunks.c). */
 static bool is_part(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
     return mark != NULL && strcmp(mark, "'positions") == 0;
+}
+
+/* Of a scan by segments: along the positions of one (recurrence_segments.c). */
+static bool is_step(const check_scan *scan) {
+    const char *mark = strchr(scan->axis, '\'');
+    return mark != NULL && strcmp(mark, "'steps") == 0;
 }
 
 void scans_print(const check_scans *scans) {
@@ -54,15 +106,31 @@ void scans_print(const check_scans *scans) {
         if (is_part(scan)) continue;
         const int stem = (int)strcspn(scan->axis, "'");
         printf("scan over %-5.*s ", stem, scan->axis);
-        if (scan->axis[stem])
-            printf("products over %lld chunks of positions", (long long)scan->length);
+        if (strcmp(scan->axis + stem, "'segments") == 0)
+            printf("loop over %lld segments, whose states alone are stored",
+                   (long long)scan->length);
+        else if (scan->axis[stem] && !is_step(scan))
+            printf("products over %lld chunks of positions%s", (long long)scan->length,
+                   scan->loop ? ", matrices from chunk to chunk" : "");
+        else if (scan->linear && scan->rank)
+            printf("kernels of chunks over %lld positions, transitions of rank %d",
+                   (long long)scan->length, scan->rank);
+        else if (scan->linear)
+            printf("kernels of chunks over %lld positions", (long long)scan->length);
         else if (scan->loop)
             printf("loop over %lld positions, %d kernels and %d matrix products each",
                    (long long)scan->length, scan->kernels, scan->products);
+        else if (scan->resident)
+            printf("one kernel over %lld positions, products of states too",
+                   (long long)scan->length);
         else
-            printf("one kernel over %lld positions", (long long)scan->length);
+            printf("one kernel over %lld positions%s%s", (long long)scan->length,
+                   scan->algebra ? ", associative: " : "", scan->algebra ? scan->algebra : "");
         if (scan->count > 1) printf(", %d times", scan->count);
         if (scan->origin->file) printf("   %s:%d", scan->origin->file, scan->origin->line);
+        if (scan->loop && (!scan->axis[stem] || is_step(scan))) print_reason(scan);
+        if (scan->loop && scan->why && strstr(scan->axis, "'segments") == NULL)
+            printf("\n  no kernel: %s", scan->why);
         printf("\n");
     }
 }
@@ -73,15 +141,17 @@ void scans_json(const check_scans *scans, json_t *object) {
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
         if (is_part(scan)) continue;
-        const bool chunks = strchr(scan->axis, '\'') != NULL;
+        const bool segments = strstr(scan->axis, "'segments") != NULL || is_step(scan);
+        const bool chunks = scan->linear || (strchr(scan->axis, '\'') != NULL && !segments);
         const char *file = scan->origin->file ? scan->origin->file : "";
-        json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis,
-                                              "positions", (json_int_t)scan->length, "form",
-                                              chunks       ? "chunks"
-                                              : scan->loop ? "loop"
-                                                           : "one kernel",
-                                              "count", scan->count, "file", file, "line",
-                                              scan->origin->line));
+        json_t *one = json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis, "positions",
+                                (json_int_t)scan->length, "form",
+                                chunks       ? "chunks"
+                                : scan->loop ? "loop"
+                                             : "one kernel",
+                                "count", scan->count, "file", file, "line", scan->origin->line);
+        if (scan->algebra) json_object_set_new(one, "associative", json_string(scan->algebra));
+        json_array_append_new(list, one);
     }
     json_object_set_new(object, "scans", list);
 }

@@ -11,8 +11,15 @@ typedef struct {
     const ml_origin *origin;
     const char *axis;
     int64_t length;
-    int count;             /* scans of the line: of layers, forward and backward */
-    bool loop;             /* a position at a time; else one kernel */
+    int count;           /* scans of the line: of layers, forward and backward */
+    bool loop;           /* a position at a time; else one kernel */
+    bool resident;       /* one kernel whose blocks meet at each position */
+    const char *algebra; /* of one kernel: in which positions compose; NULL: in none */
+    const char *why;     /* it is a loop, on a GPU */
+    const char *op;      /* whose result is not linear in the states; NULL: none is */
+    const ml_origin *at; /* its line */
+    bool linear;         /* LINEAR_SCAN or its gradient, of this rank */
+    int rank;
     int kernels, products; /* of a loop: at a position, of the one that has most */
 } check_scan;
 typedef struct {

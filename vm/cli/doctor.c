@@ -29,7 +29,7 @@ static bool report_error(void) {
 static bool bench_device(const char *title, const char *device) {
     ml_ceilings found;
     if (ml_bench(device, 0, true, &found) != ML_OK) return report_error();
-    printf("%-12s copy %.1f GB/s (read + written), %s GEMM %.3f TFLOP/s (%lld x %lld x %lld)\n",
+    printf("%-12s copy %.1f GB/s (read + written), %s GEMM %.4g TFLOP/s (%lld x %lld x %lld)\n",
            title, found.copy_bytes * 1e-9, ml_dtypes[ml_bench_dtype(device)].name,
            found.gemm_flops * 1e-12, (long long)found.gemm_size, (long long)found.gemm_size,
            (long long)found.gemm_size);

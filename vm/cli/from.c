@@ -1,11 +1,50 @@
 #include "vm/cli/from.h"
 
+#include <ctype.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "vm/embed.h"
-#include "vm/show/show.h"
+
+/* A file whose Infinity, which Python writes and JSON has not, reads as 1e308. */
+typedef struct {
+    FILE *file;
+    const char *rest; /* of what stands for the word */
+    bool quoted, escaped;
+} endless_file;
+
+static int next_byte(endless_file *f) {
+    if (*f->rest) return *f->rest++;
+    int c = getc(f->file);
+    if (c == 'I' && !f->quoted) {
+        while ((c = getc(f->file)) != EOF && isalpha(c)) {}
+        if (c != EOF) ungetc(c, f->file);
+        f->rest = "e308";
+        return '1';
+    }
+    if (c == '"' && !f->escaped) f->quoted = !f->quoted;
+    f->escaped = c == '\\' && !f->escaped;
+    return c;
+}
+
+static size_t read_bytes(void *buffer, size_t room, void *data) {
+    size_t count = 0;
+    for (int c; count < room && (c = next_byte(data)) != EOF; count++)
+        ((char *)buffer)[count] = (char)c;
+    return count;
+}
+
+static json_t *load(const char *path) {
+    json_error_t problem = {.text = "cannot be opened"};
+    endless_file f = {.file = fopen(path, "rb"), .rest = ""};
+    json_t *value =
+        f.file ? json_load_callback(read_bytes, &f, JSON_REJECT_DUPLICATES, &problem) : NULL;
+    if (f.file) fclose(f.file);
+    if (!value) ml_fail(ML_IO, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
+    return value;
+}
 
 /* DIR/script.lua of a run, or of the run whose checkpoint DIR is. */
 static bool run_script(vm_options *options, char *path, size_t size) {
@@ -54,7 +93,7 @@ bool from_script(vm_options *options) {
         ml_help("give the script: mlua generate SCRIPT --from %s", options->from);
         return false;
     }
-    json_t *config = show_load_json(options->from, "config.json");
+    json_t *config = load(path);
     if (!config) return false;
     bool found = published_script(options, path, config);
     json_decref(config);
@@ -81,7 +120,7 @@ bool from_adapter(vm_options *options) {
         return true;
     }
     if (!options->from || !holds_adapter(options->from, path, sizeof path)) return true;
-    json_t *config = show_load_json(options->from, "adapter_config.json");
+    json_t *config = load(path);
     if (!config) return false;
     const char *name = json_string_value(json_object_get(config, "base_model_name_or_path"));
     options->adapter = options->from;

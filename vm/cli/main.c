@@ -21,7 +21,6 @@
 #include "vm/cli/output.h"
 #include "vm/cli/restart.h"
 #include "vm/cli/tokenize.h"
-#include "vm/show/show.h"
 #include "vm/vm.h"
 
 static ml_launch launch;
@@ -39,6 +38,7 @@ static int run_command(vm_options *options, int count, char **words);
 static int check_main(vm_options *options, int count, char **words);
 static int repl_main(vm_options *options, int count, char **words);
 static int generate_main(vm_options *options, int count, char **words);
+static int serve_main(vm_options *options, int count, char **words);
 static int export_main(vm_options *options, int count, char **words);
 static int show_main(vm_options *options, int count, char **words);
 static int tokenize_main(vm_options *options, int count, char **words);
@@ -59,6 +59,10 @@ static const command commands[] = {
      "continue a prompt by a trained model; without SCRIPT, the run's own or the one that DIR "
      "needs",
      FOR_GENERATE, generate_main},
+    {"serve", "[SCRIPT] --from DIR [key=value ...]",
+     "answer requests over HTTP as OpenAI's API does: /v1/completions, /v1/chat/completions; "
+     "SIGTERM ends it after what it has begun",
+     FOR_SERVE, serve_main},
     {"export", "RUN|CHECKPOINT|DIR OUT [key=value ...]",
      "write a model's weights for other programs", FOR_EXPORT, export_main},
     {"show", "RUN|CHECKPOINT|FILE.safetensors ...",
@@ -230,6 +234,7 @@ static bool first_failure(lua_State *L, ml_comm *comm) {
 static int run_script_once(vm_options *options) {
     ml_vm *vm = NULL;
     int result = EXIT_OK;
+    bool serves = options->task && strcmp(options->task, "serve") == 0;
     if (vm_new(options, &vm) != ML_OK) {
         result = print_last_error();
     } else {
@@ -244,12 +249,13 @@ static int run_script_once(vm_options *options) {
                      : vm->device_failed && options->run_folder ? RESTART_EXIT_DEVICE
                                                                 : EXIT_ERROR;
             if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
-        } else if (vm_stop && !options->run_folder &&
+        } else if (vm_stop && !options->run_folder && !serves &&
                    (!options->comm || ml_comm_rank(options->comm) == 0)) {
             fflush(stdout);
             fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
-        if (vm_stop) result = exit_of_signal(options);
+        bool ended = serves && vm_stop == 1 && !failed; /* as it should */
+        if (vm_stop && !ended) result = exit_of_signal(options);
         result = vm_end_code(vm->L, result);
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
     }
@@ -386,12 +392,35 @@ static int find_script(vm_options *options) {
     return options->script || from_script(options) ? EXIT_OK : print_last_error();
 }
 
+/* At most one of --prompt, --ids and --prompts; --chat writes texts. */
+static int prompt_error(const vm_options *options) {
+    if (options->prompt && options->ids) return usage_error("--prompt and --ids are both a prompt");
+    if (options->prompts && (options->prompt || options->ids))
+        return usage_error("--prompts and %s are both prompts",
+                           options->prompt ? "--prompt" : "--ids");
+    if (options->chat && options->ids)
+        return usage_error("--chat takes a text, and --ids are none");
+    if (options->system && !options->chat)
+        return usage_error("--system is a message of a conversation: it needs --chat");
+    return EXIT_OK;
+}
+
 static int generate_main(vm_options *options, int count, char **words) {
     options->mode = VM_RUN;
     options->task = "generate";
     int result = parse_script("generate", options, count, words, false);
-    if (result == EXIT_OK && options->prompt && options->ids)
-        return usage_error("--prompt and --ids are both a prompt");
+    if (result == EXIT_OK) result = prompt_error(options);
+    if (result == EXIT_OK) result = find_script(options);
+    return result == EXIT_OK ? run_ranks(options) : result;
+}
+
+static int serve_main(vm_options *options, int count, char **words) {
+    enum { LAST_PORT = 65535 };
+    options->mode = VM_RUN;
+    options->task = "serve";
+    int result = parse_script("serve", options, count, words, false);
+    if (result == EXIT_OK && options->port > LAST_PORT)
+        return usage_error("--port takes 0 to %d, not %lld", LAST_PORT, (long long)options->port);
     if (result == EXIT_OK) result = find_script(options);
     return result == EXIT_OK ? run_ranks(options) : result;
 }
@@ -401,6 +430,7 @@ static int export_main(vm_options *options, int count, char **words) {
     options->mode = VM_RUN;
     options->task = "export";
     int result = parse_script("export", options, count, words, false);
+    if (!options->device) options->device = "cpu"; /* it writes from memory of the host */
     if (result == EXIT_OK && (!options->from || !options->out)) {
         usage_error("export needs what to export, and a folder to write");
         return print_suggestion(NULL, "mlua export runs/a out --hf");
@@ -413,6 +443,20 @@ static int export_main(vm_options *options, int count, char **words) {
     return result == EXIT_OK ? run_ranks(options) : result;
 }
 
+/* A command that is a function of stdlib/. */
+static int library_main(vm_options *options, const char *module, const char *argument) {
+    ml_vm *vm = NULL;
+    if (vm_new(options, &vm) != ML_OK) return vm_free(vm), print_last_error();
+    lua_getglobal(vm->L, "require");
+    lua_pushstring(vm->L, module);
+    bool failed = vm_call(vm->L, 1, 1) != LUA_OK;
+    if (!failed) lua_pushstring(vm->L, argument);
+    failed = failed || vm_call(vm->L, 1, 0) != LUA_OK;
+    if (failed) fflush(stdout), vm_print_error(vm->L);
+    vm_free(vm);
+    return failed ? EXIT_ERROR : EXIT_OK;
+}
+
 static int show_main(vm_options *options, int count, char **words) {
     int result = options_parse(find_command("show"), options, count, words);
     if (result != EXIT_OK) return result;
@@ -420,8 +464,7 @@ static int show_main(vm_options *options, int count, char **words) {
         usage_error("show needs the folder of a run or a checkpoint, or a safetensors file");
         return print_suggestion(NULL, "mlua show runs/a");
     }
-    const show_options show = {options->json, options->ascii, options->verify, options->html};
-    return show_paths(&show, options->path_count, options->paths) ? EXIT_OK : print_last_error();
+    return library_main(options, "mlua.show", NULL);
 }
 
 static int tokenize_main(vm_options *options, int count, char **words) {
@@ -461,14 +504,7 @@ static int doctor_main(vm_options *options, int count, char **words) {
 
 static int editor_main(vm_options *options, int count, char **words) {
     if (count > 1) return usage_error("editor takes one file");
-    ml_vm *vm = NULL;
-    int result = EXIT_ERROR;
-    if (vm_new(options, &vm) == ML_OK)
-        result = editor_write(vm, count ? words[0] : NULL);
-    else
-        print_last_error();
-    vm_free(vm);
-    return result;
+    return library_main(options, "mlua.editor", count ? words[0] : NULL);
 }
 
 static int unknown_command(const char *word, const char *what) {
@@ -535,7 +571,8 @@ static int run_words(int count, char **words) {
     ml_process_begin();
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
-    static vm_options options = {.dtype = -1, .tokens = 32};
+    static vm_options options = {
+        .dtype = -1, .tokens = 32, .port = 8000, .slots = 32, .queue = 1024, .seconds = 600};
     if (count < 2) {
         fprintf(stderr,
                 "usage: mlua COMMAND ..., or mlua SCRIPT [key=value ...]\n  help: mlua --help\n");

@@ -23,6 +23,7 @@ enum {
     FOR_EXPORT = 32,
     FOR_SHOW = 64,
     FOR_TOKENIZE = 128,
+    FOR_SERVE = 256,
     FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
 };
 

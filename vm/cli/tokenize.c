@@ -17,13 +17,27 @@
 #include "runtime/data/text.h"
 #include "runtime/data/writer.h"
 
+/* With an output: a file of text, its part, and where that was put into the output too. */
+typedef struct text_file {
+    char *path, *part;
+    const struct text_file *same; /* an earlier one of that part; NULL: none */
+    ml_writer *writer;            /* of the part; NULL: it is whole, or not begun */
+    int64_t tokens;               /* -1: not known yet */
+    int64_t done;                 /* tokens of the output before it; -1: it is not there */
+} text_file;
+
 typedef struct {
     const tokenize_options *options;
     ml_tokenizer *tokenizer; /* NULL: one is trained */
     encoding *encoding;
-    ml_writer *part;  /* where ids are written; NULL with --json */
-    char **paths;     /* of the files that are read */
-    const char *path; /* of the one whose ids come */
+    text_file *files; /* all of them */
+    int count;
+    ml_writer *output; /* NULL: none, or of one file, whose part becomes it */
+    int64_t placed;    /* tokens in the output */
+    int reached;       /* files before that one are in `placed` */
+    char **paths;      /* of the files that are read */
+    int *numbers;      /* theirs in `files` */
+    const char *path;  /* of the one whose ids come */
     int64_t bytes, tokens;
     double began, shown;
 } tokenizing;
@@ -52,21 +66,37 @@ static ml_status write_failed(const char *what) {
     return ml_fail(ML_IO, "cannot write %s: %s", what, strerror(errno));
 }
 
-static ml_status print_ids(const ml_ids *ids) {
+static ml_status print_ids(const uint32_t *ids, int64_t count) {
     putchar('[');
-    for (int64_t i = 0; i < ids->count; i++) printf(i ? ",%u" : "%u", ids->at[i]);
+    for (int64_t i = 0; i < count; i++) printf(i ? ",%u" : "%u", ids[i]);
     puts("]");
     return ferror(stdout) ? write_failed("standard output") : ML_OK;
 }
 
-static ml_status take_ids(void *context, ml_ids *ids, bool ends) {
+static text_file *file_of(const tokenizing *z, int number) {
+    return &z->files[z->numbers[number]];
+}
+
+static ml_status end_document(void *context, ml_ids *ids, int64_t first, bool ends) {
+    const tokenizing *z = context;
+    const int64_t eos = ml_tokenizer_eos(z->tokenizer);
+    (void)first;
+    return ends && eos >= 0 ? ml_ids_add(ids, (uint32_t)eos) : ML_OK;
+}
+
+static ml_status take_ids(void *context, const uint32_t *ids, int64_t count, bool ends) {
     tokenizing *z = context;
-    if (z->options->json) return print_ids(ids);
-    int64_t eos = ml_tokenizer_eos(z->tokenizer);
-    if (ends && eos >= 0) ML_TRY(ml_ids_add(ids, (uint32_t)eos));
-    z->tokens += ids->count;
-    ML_TRY(ml_writer_add(z->part, ids->at, ids->count));
-    return ends ? ml_writer_end_document(z->part) : ML_OK;
+    if (z->options->json) return print_ids(ids, count);
+    z->tokens += count;
+    return ml_writer_place(z->files[z->reached].writer, count, ends);
+}
+
+static ml_status write_ids(void *context, int number, int64_t at, const uint32_t *ids,
+                           int64_t count) {
+    const tokenizing *z = context;
+    const text_file *file = file_of(z, number);
+    ML_TRY(ml_writer_put(file->writer, at, ids, count));
+    return z->output ? ml_writer_put(z->output, file->done + at, ids, count) : ML_OK;
 }
 
 static void add_progress(void *context, int64_t bytes) {
@@ -94,12 +124,6 @@ static int width(const tokenizing *z) {
     return ml_tokenizer_vocab(z->tokenizer) <= 65536 ? 2 : 4;
 }
 
-static ml_status open_part(tokenizing *z) {
-    char name[PATH_MAX];
-    ML_TRY(part_name(z, z->path, name));
-    return ml_writer_open(name, ML_WRITE_PART, width(z), &z->part);
-}
-
 static ml_status check_names(int count, char **paths) {
     for (int i = 0; i < count; i++) {
         if (text_is_name(paths[i])) continue;
@@ -109,21 +133,40 @@ static ml_status check_names(int count, char **paths) {
     return ML_OK;
 }
 
-static ml_status begin_file(void *context, int file) {
-    tokenizing *z = context;
-    z->path = z->paths[file];
-    z->bytes = z->tokens = 0;
-    z->began = z->shown = now();
-    return z->options->out && !z->options->train ? open_part(z) : ML_OK;
+/* Where a file begins in the output: behind earlier ones, those that are not read too. */
+static void reach_file(tokenizing *z, int number) {
+    for (; z->reached < number; z->reached++) {
+        const text_file *file = &z->files[z->reached];
+        z->placed += (file->same ? file->same : file)->tokens;
+    }
+    z->files[number].done = z->placed;
 }
 
-static ml_status end_file(void *context, int file) {
+static ml_status begin_file(void *context, int number) {
     tokenizing *z = context;
-    (void)file;
+    z->path = z->paths[number];
+    z->bytes = z->tokens = 0;
+    z->began = z->shown = now();
+    if (!z->files) return ML_OK;
+    reach_file(z, z->numbers[number]);
+    text_file *file = file_of(z, number);
+    if (!file->part) return ml_fail(ML_IO, "%s was not there before", file->path);
+    return ml_writer_open(file->part, ML_WRITE_PART, width(z), &file->writer);
+}
+
+static ml_status leave_file(void *context, int number) {
+    tokenizing *z = context;
     show_progress(z, true);
-    ml_writer *part = z->part;
-    z->part = NULL;
-    return part ? ml_writer_close(part, true) : ML_OK;
+    if (z->files) file_of(z, number)->tokens = ml_writer_tokens(file_of(z, number)->writer);
+    return ML_OK;
+}
+
+static ml_status end_file(void *context, int number) {
+    const tokenizing *z = context;
+    if (!z->files) return ML_OK;
+    ml_writer *writer = file_of(z, number)->writer;
+    file_of(z, number)->writer = NULL;
+    return ml_writer_close(writer, true);
 }
 
 static ml_status read_files(tokenizing *z, int count, char **paths) {
@@ -135,58 +178,100 @@ static ml_status read_files(tokenizing *z, int count, char **paths) {
 /* ---- With an output -------------------------------------------------------------------------- */
 
 /* Whether an earlier run made a file's part. */
-static bool has_part(const tokenizing *z, const char *path, const char *name) {
+static bool has_part(const tokenizing *z, text_file *file) {
     char index[PATH_MAX];
-    name_index(strcpy(index, name));
-    if (access(name, R_OK) != 0 || access(index, R_OK) != 0) return false;
-    if (!z->options->quiet) fprintf(stderr, "%s: done before\n", path);
+    struct stat about;
+    name_index(strcpy(index, file->part));
+    if (stat(file->part, &about) != 0 || access(index, R_OK) != 0) return false;
+    if (!z->options->quiet) fprintf(stderr, "%s: done before\n", file->path);
+    file->tokens = about.st_size / width(z);
     return true;
 }
 
-/* All parts into the output, which has its name once it is whole; then the parts are removed. */
-static ml_status join_parts(const tokenizing *z, int count, char **parts) {
+static int by_part(const void *left, const void *right) {
+    const text_file *a = *(text_file *const *)left, *b = *(text_file *const *)right;
+    int order = strcmp(a->part, b->part);
+    return order ? order : a < b ? -1 : a > b;
+}
+
+/* Files that are named twice are read once. */
+static ml_status find_same(tokenizing *z) {
+    text_file **sorted = ml_alloc((size_t)z->count * sizeof *sorted);
+    if (!sorted) return ml_fail(ML_NO_MEMORY, "not enough host memory for %d files", z->count);
+    int parts = 0;
+    for (int i = 0; i < z->count; i++)
+        if (z->files[i].part) sorted[parts++] = &z->files[i];
+    qsort(sorted, (size_t)parts, sizeof *sorted, by_part);
+    for (int i = 1; i < parts; i++)
+        if (strcmp(sorted[i]->part, sorted[i - 1]->part) == 0)
+            sorted[i]->same = sorted[i - 1]->same ? sorted[i - 1]->same : sorted[i - 1];
+    ml_free(sorted);
+    return ML_OK;
+}
+
+static ml_status open_output(tokenizing *z) {
     char path[PATH_MAX];
     const char *out = z->options->out;
     size_t stem = strlen(out) - 4;
     bool index = strcmp(out + stem, ".idx") == 0;
     snprintf(path, sizeof path, "%.*s.bin", (int)stem, out);
-    ml_writer *writer;
-    ML_TRY(ml_writer_open(path, index ? ML_WRITE_MEGATRON : ML_WRITE_PLAIN, width(z), &writer));
-    ml_status status = ml_writer_join(writer, count, parts);
-    ml_status closed = ml_writer_close(writer, status == ML_OK);
-    if (status != ML_OK || closed != ML_OK) return status != ML_OK ? status : closed;
-    for (int i = 0; i < count; i++) {
+    return ml_writer_open(path, index ? ML_WRITE_MEGATRON : ML_WRITE_PLAIN, width(z), &z->output);
+}
+
+/* All parts into the output, which has its name once it is whole; then the parts are removed. */
+static ml_status join_parts(tokenizing *z, char **parts, int64_t *done) {
+    char path[PATH_MAX];
+    for (int i = 0; i < z->count; i++) parts[i] = z->files[i].part, done[i] = z->files[i].done;
+    if (!z->output) ML_TRY(open_output(z));
+    ML_TRY(ml_writer_join(z->output, z->count, parts, done));
+    ml_writer *output = z->output;
+    z->output = NULL;
+    ML_TRY(ml_writer_close(output, true));
+    for (int i = 0; i < z->count; i++) {
         unlink(parts[i]);
         name_index(parts[i]);
         unlink(parts[i]);
     }
-    snprintf(path, sizeof path, "%s.parts", out);
+    snprintf(path, sizeof path, "%s.parts", z->options->out);
     rmdir(path); /* not where another run's parts are in it */
     return ML_OK;
 }
 
-/* `left` has room for the files of which there is no part. */
-static ml_status make_parts(tokenizing *z, int count, char **files, char **parts, char **left) {
+/* One that is not there has none: reading says so. */
+static ml_status name_part(const tokenizing *z, text_file *file) {
     char name[PATH_MAX];
-    int lefts = 0;
     struct stat about;
-    for (int i = 0; i < count; i++) {
-        if (stat(files[i], &about) == 0 && part_name(z, files[i], name) == ML_OK &&
-            has_part(z, files[i], name))
-            continue;
-        left[lefts++] = files[i];
-    }
-    ML_TRY(read_files(z, lefts, left));
-    for (int i = 0; i < count; i++) {
-        ML_TRY(part_name(z, files[i], name));
-        parts[i] = ml_alloc(strlen(name) + 1);
-        if (!parts[i]) return ml_fail(ML_NO_MEMORY, "not enough host memory for %d files", count);
-        strcpy(parts[i], name);
-    }
-    return join_parts(z, count, parts);
+    file->done = file->tokens = -1;
+    if (stat(file->path, &about) != 0) return ML_OK;
+    ML_TRY(part_name(z, file->path, name));
+    file->part = ml_alloc(strlen(name) + 1);
+    if (!file->part) return ml_fail(ML_NO_MEMORY, "not enough host memory for %s", file->path);
+    strcpy(file->part, name);
+    return ML_OK;
 }
 
-static ml_status write_output(tokenizing *z, int count, char **files) {
+/* The files of which there is no part are read. */
+static ml_status make_parts(tokenizing *z) {
+    int lefts = 0;
+    for (int i = 0; i < z->count; i++) ML_TRY(name_part(z, &z->files[i]));
+    ML_TRY(find_same(z));
+    for (int i = 0; i < z->count; i++) {
+        text_file *file = &z->files[i];
+        if (file->same || (file->part && has_part(z, file))) continue;
+        z->numbers[lefts] = i;
+        z->paths[lefts++] = file->path;
+    }
+    if (z->count > 1) ML_TRY(open_output(z));
+    return read_files(z, lefts, z->paths);
+}
+
+static ml_status write_files(tokenizing *z, char **names, int64_t *done) {
+    for (int i = 0; i < z->count; i++) z->files[i].path = names[i];
+    ML_TRY(make_parts(z));
+    return join_parts(z, z->paths, done);
+}
+
+static ml_status write_output(tokenizing *z, int count, char **names) {
     const char *out = z->options->out, *suffix = strlen(out) > 4 ? out + strlen(out) - 4 : "";
     char folder[PATH_MAX];
     if (strcmp(suffix, ".bin") != 0 && strcmp(suffix, ".idx") != 0) {
@@ -196,25 +281,50 @@ static ml_status write_output(tokenizing *z, int count, char **files) {
     if (snprintf(folder, sizeof folder, "%s.parts", out) >= PATH_MAX - 32)
         return ml_fail(ML_INVALID, "%.60s... is too long a name", out);
     if (mkdir(folder, 0777) && errno != EEXIST) return write_failed(folder);
-    char **parts = ml_alloc(2 * (size_t)count * sizeof *parts);
-    if (!parts) return ml_fail(ML_NO_MEMORY, "not enough host memory for %d files", count);
-    ml_status status = make_parts(z, count, files, parts, parts + count);
-    for (int i = 0; i < count; i++) ml_free(parts[i]);
-    ml_free(parts);
+    z->count = count;
+    z->files = ml_alloc((size_t)count * sizeof *z->files);
+    z->paths = ml_alloc((size_t)count * sizeof *z->paths);
+    z->numbers = ml_alloc((size_t)count * sizeof *z->numbers);
+    int64_t *done = ml_alloc((size_t)count * sizeof *done);
+    ml_status status = z->files && z->paths && z->numbers && done
+                           ? write_files(z, names, done)
+                           : ml_fail(ML_NO_MEMORY, "not enough host memory for %d files", count);
+    ml_free(done);
     return status;
 }
 
+/* What was begun and is not whole is removed. */
+static void free_files(tokenizing *z) {
+    for (int i = 0; z->files && i < z->count; i++) {
+        if (z->files[i].writer) ml_writer_close(z->files[i].writer, false);
+        ml_free(z->files[i].part);
+    }
+    if (z->output) ml_writer_close(z->output, false);
+    if (z->files) ml_free(z->paths);
+    ml_free(z->numbers);
+    ml_free(z->files);
+}
+
 static ml_status start(tokenizing *z) {
-    int flags = z->options->special ? ML_ENCODE_FRAME : 0;
-    encode_options options = {z->tokenizer, flags, take_ids, begin_file, end_file, add_progress, z};
-    return encode_open(&options, &z->encoding);
+    const bool written = z->options->out && !z->options->train;
+    return encode_open(&(encode_options){.tokenizer = z->tokenizer,
+                                         .flags = z->options->special ? ML_ENCODE_FRAME : 0,
+                                         .begin = begin_file,
+                                         .finish = written ? end_document : NULL,
+                                         .sink = take_ids,
+                                         .leave = leave_file,
+                                         .write = written ? write_ids : NULL,
+                                         .end = end_file,
+                                         .progress = add_progress,
+                                         .context = z},
+                       &z->encoding);
 }
 
 static bool end(tokenizing *z, ml_status status) {
     ml_error failed = *ml_error_last();
-    if (z->part) ml_writer_close(z->part, false);
-    *ml_error_last() = failed;
     encode_close(z->encoding);
+    free_files(z);
+    *ml_error_last() = failed;
     ml_tokenizer_close(z->tokenizer);
     return status == ML_OK;
 }

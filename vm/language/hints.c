@@ -5,118 +5,71 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/suggest.h"
 #include "vm/language/lexer.h"
-#include "vm/language/syntax.h"
 
 /* ---- Errors of plain Lua --------------------------------------------------------------------- */
 
-/* Functions of Lua's libraries, texts and tables that other languages or versions have. */
-static const char *note_on_field(const char *name) {
-    static const char insert[] = "table.insert(list, item), or list[#list + 1] = item";
-    static const char words[] = "for word in s:gmatch(\"%S+\") do ... end",
-                      trim[] = "s:match(\"^%s*(.-)%s*$\")",
-                      length[] = "#t is the length of a list or text";
-    static const struct {
-        const char *name, *help;
-    } notes[] = {
-        {"round", "math.floor(x + 0.5)"},
-        {"log2", "math.log(x, 2)"},
-        {"log10", "math.log(x, 10)"},
-        {"tanh", "m.tanh of tensors; of numbers (math.exp(2 * x) - 1) / (math.exp(2 * x) + 1)"},
-        {"getn", length},
-        {"len", length},
-        {"length", length},
-        {"size", length},
-        {"append", insert},
-        {"push", insert},
-        {"extend", "table.move(other, 1, #other, #list + 1, list)"},
-        {"join", "table.concat(list, \", \")"},
-        {"split", words},
-        {"strip", trim},
-        {"trim", trim},
-        {"replace", "s:gsub(old, new)"},
-        {"startswith", "s:sub(1, #prefix) == prefix"},
-        {"endswith", "s:sub(-#suffix) == suffix"},
-        {"keys", "for key in pairs(t) do ... end"},
-        {"values", "for _, value in pairs(t) do ... end"},
-        {"items", "for key, value in pairs(t) do ... end"},
-    };
-    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++)
-        if (strcmp(notes[i].name, name) == 0) return notes[i].help;
-    return NULL;
-}
-
-/* "... a nil value (global 'unpack')", "attempt to call a nil value (field 'pow')": what Lua 5.4
- * has in its place. */
-static const char *note_on_name(lua_State *L, const char *message) {
-    static const char *const kinds[] = {"a nil value (global '", "call a nil value (field '",
-                                        "call a nil value (method '"};
-    for (int k = 0; k < 3; k++) {
-        const char *name = strstr(message, kinds[k]);
-        if (!name) continue;
-        name += strlen(kinds[k]);
-        lua_pushlstring(L, name, strcspn(name, "'"));
-        return k == 0 ? vm_name_note(lua_tostring(L, -1)) : note_on_field(lua_tostring(L, -1));
+static int core_tokens(lua_State *L) {
+    static const char *const classes[] = {"EOF", "NAME", "NUMBER", "STRING"};
+    size_t size;
+    const char *text = luaL_checklstring(L, 1, &size);
+    lexer s;
+    int kind = 0;
+    lua_newtable(L);
+    lexer_begin(&s, text, size);
+    for (lua_Integer i = 1; kind != T_EOF; i++, lexer_next(&s)) {
+        kind = s.kind;
+        lua_createtable(L, 0, 5);
+        lua_pushlstring(L, text + s.start, s.end - s.start);
+        if (kind >= T_EOF && kind <= T_STRING)
+            lua_pushstring(L, classes[kind - T_EOF]);
+        else
+            lua_pushvalue(L, -1);
+        lua_setfield(L, -3, "kind");
+        lua_setfield(L, -2, "text");
+        vm_set_integer(L, "line", s.line);
+        vm_set_integer(L, "first", (lua_Integer)s.start + 1);
+        vm_set_integer(L, "last", (lua_Integer)s.end);
+        lua_rawseti(L, -2, i);
     }
-    return NULL;
+    return 1;
 }
 
-/* "module 'torch' not found:": what to require. */
-static const char *note_on_module(lua_State *L, const char *message) {
-    static const char marker[] = "module '", mlua[] = "begin with local m = require \"mlua\"";
-    static const char *const others[] = {"mlua", "torch", "numpy", "jax", "tensorflow", "nn"};
-    const char *name = strstr(message, marker);
-    if (!name || !strstr(name, "' not found:")) return NULL;
-    name += sizeof marker - 1;
-    lua_pushlstring(L, name, strcspn(name, ".'"));
-    if (ml_suggest(lua_tostring(L, -1), others, sizeof others / sizeof *others)) return mlua;
-    return "NAME.lua and NAME/init.lua are looked for beside the script and in this folder";
+void vm_hints_register(lua_State *L) {
+    static const vm_entry functions[] = {
+        {"tokens", core_tokens, "text: string -> table[]",
+         "the tokens of a text of Lua, {kind, text, line, first, last}: a kind is NAME, NUMBER, "
+         "STRING, EOF (the last), or the token's own text"},
+        {0}};
+    vm_register(L, functions);
 }
 
-/* What holds of errors with these texts, whatever the script is. */
-static const char *note_on_text(const char *text) {
-    static const struct {
-        const char *part, *other, *help;
-    } notes[] = {
-        {"'format'", "got tensor",
-         "a tensor has no value while the script runs; tostring(t) is its type"},
-        {"number expected, got ", "tensor)",
-         "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
-         "m.maximum"},
-        {"number expected, got ", "state)",
-         "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
-         "m.maximum"},
-        {"on a axis value", "", "an Axis has .name and .size"},
-        {"on a host value", "",
-         "the values of a host array are read one by one: h[1] to h[#h]; tensors compute in "
-         "programs"},
-        {"attempt to index a number value (field 'integer index')", "",
-         "an element of a host array has one index, in row-major order: h[(row - 1) * columns + "
-         "column]"}};
-    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++)
-        if (strstr(text, notes[i].part) && strstr(text, notes[i].other)) return notes[i].help;
-    return NULL;
+/* message, the script's text or nil, line */
+static int plain_note(lua_State *L) {
+    vm_push_library(L, "mlua.hints", "note");
+    lua_insert(L, 1);
+    lua_call(L, 3, 1);
+    return 1;
 }
 
 void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line) {
-    const char *help = note_on_text(text);
     bool ours = strncmp(text, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
-    if (!help) help = note_on_module(L, text);
-    if (!help) help = note_on_name(L, text);
-    if (!help && file) {
-        size_t size;
+    luaL_checkstack(L, 8, "an error");
+    lua_pushcfunction(L, plain_note);
+    lua_pushstring(L, text);
+    if (file)
         vm_push_source(L, file);
-        const char *source = lua_tolstring(L, -1, &size);
-        if (source && syntax_push_hint(L, source, size, line, text)) return;
-    }
+    else
+        lua_pushnil(L);
+    lua_pushinteger(L, line);
+    /* after a stack overflow there is no room for the call */
+    if (lua_pcall(L, 3, 1, 0) == LUA_OK && !lua_isnil(L, -1)) return;
     bool nothing = strstr(text, ", got nil)") || strstr(text, ", got no value)");
     nothing = nothing || strcmp(text, "attempt to index a nil value") == 0; /* by ipairs */
-    if (!help && (nothing || (ours && strstr(text, "a nil value")))) {
+    if (nothing || (ours && strstr(text, "a nil value")))
         vm_push_nil_help(L);
-        return;
-    }
-    lua_pushstring(L, help);
+    else
+        lua_pushnil(L);
 }
 
 /* ---- Arguments that are nil ------------------------------------------------------------------ */

@@ -1,7 +1,7 @@
 /* The tokens of a Lua text: for the rewriting of scripts (traps.h), for hints about syntax errors
- * (syntax.c) and for what a name in an error means (globals.c). It never fails: a text that Lua
- * refuses yields tokens too, an unknown character as itself and an unfinished string up to the end
- * of its line. */
+ * (stdlib/syntax.lua) and for what a name in an error means (globals.c). It never fails: a text
+ * that Lua refuses yields tokens too, an unknown character as itself and an unfinished string up to
+ * the end of its line. */
 #ifndef ML_LEXER_H
 #define ML_LEXER_H
 

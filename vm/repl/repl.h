@@ -46,8 +46,6 @@ void repl_push_unknown(lua_State *L, const char *chunk, const char *text);
 /* Report all values of the stack; what there is without any. */
 void repl_run_command(lua_State *L, repl_command command);
 
-/* Push a function of a module of stdlib/: "mlua.help", "mlua.prompt". */
-void repl_push_function(lua_State *L, const char *module, const char *name);
 /* Complete the name that ends the text: insert what is certain into the line; where several names
  * are possible print them and return true, so that the line is shown again. */
 bool repl_complete(lua_State *L, struct editline *edit, const char *text, size_t length);

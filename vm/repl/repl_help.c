@@ -3,15 +3,6 @@
 
 #include "vm/repl/repl.h"
 
-void repl_push_function(lua_State *L, const char *module, const char *name) {
-    luaL_checkstack(L, 24, "help");
-    lua_getglobal(L, "require");
-    lua_pushstring(L, module);
-    lua_call(L, 1, 1);
-    lua_getfield(L, -1, name);
-    lua_remove(L, -2);
-}
-
 static int print(lua_State *L) {
     repl_print(L, 1);
     return 0;
@@ -38,13 +29,13 @@ static int global(lua_State *L) {
 
 void repl_print_help(lua_State *L, int index) {
     index = lua_absindex(L, index);
-    repl_push_function(L, "mlua.help", "describe");
+    vm_push_library(L, "mlua.help", "describe");
     lua_pushvalue(L, index);
     lua_call(L, 1, 0);
 }
 
 void repl_help(lua_State *L, int count) {
-    repl_push_function(L, "mlua.help", "explain");
+    vm_push_library(L, "mlua.help", "explain");
     lua_insert(L, 1);
     lua_call(L, count, 0);
 }
@@ -52,7 +43,7 @@ void repl_help(lua_State *L, int count) {
 void repl_push_help(lua_State *L) {
     static const luaL_Reg functions[] = {
         {"print", print}, {"source", source}, {"global", global}, {NULL, NULL}};
-    repl_push_function(L, "mlua.help", "start");
+    vm_push_library(L, "mlua.help", "start");
     luaL_newlib(L, functions);
     lua_call(L, 1, 1);
 }

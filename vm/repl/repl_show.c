@@ -66,7 +66,7 @@ void repl_print(lua_State *L, int index) {
     } else if (lua_isfunction(L, index)) {
         repl_print_help(L, index);
     } else {
-        repl_push_function(L, "mlua.prompt", "write");
+        vm_push_library(L, "mlua.prompt", "write");
         lua_pushvalue(L, index);
         lua_call(L, 1, 0);
     }
@@ -75,7 +75,7 @@ void repl_print(lua_State *L, int index) {
 /* ---- Completion ------------------------------------------------------------------------------ */
 
 size_t repl_candidates(lua_State *L, const char *text, size_t length) {
-    repl_push_function(L, "mlua.prompt", "candidates");
+    vm_push_library(L, "mlua.prompt", "candidates");
     lua_pushlstring(L, text, length);
     lua_newtable(L);
     for (int i = 0; repl_command_name(i); i++) {

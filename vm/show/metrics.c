@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/memory.h"
 #include "vm/show/show.h"
 
 enum { MOST_SERIES = 256, MOST_FIELDS = 64, MOST_EVENTS = 10000 };

@@ -6,6 +6,7 @@
 
 typedef unsigned char ml_bool;
 typedef unsigned short ml_bf16;
+typedef unsigned short ml_f16;
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static inline __attribute__((always_inline, unused))
@@ -43,6 +44,25 @@ ML_INLINE ml_bf16 ml_store_bf16(float x) {
     return (ml_bf16)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 ML_INLINE float ml_round_bf16(float x) { return ml_load_bf16(ml_store_bf16(x)); }
+
+/* IEEE half precision. Loads: the exponent's bias differs by 112, and products by a power of two
+ * are exact, of subnormals too. Stores round to nearest, ties to even: a subnormal by adding 0.5,
+ * of which the last bit is the least of an f16; 65,520 and above become infinite. */
+ML_INLINE float ml_load_f16(ml_f16 h) {
+    unsigned size = (unsigned)(h & 0x7fff) << 13, sign = (unsigned)(h & 0x8000) << 16;
+    unsigned finite = ml_bits_f32(ml_from_bits_f32(size) * 0x1p112f);
+    return ml_from_bits_f32(sign | (size >= 0x0f800000u ? size | 0x7f800000u : finite));
+}
+ML_INLINE ml_f16 ml_store_f16(float x) {
+    unsigned u = ml_bits_f32(x), size = u & 0x7fffffffu, sign = u >> 16 & 0x8000u;
+    unsigned small = ml_bits_f32(ml_from_bits_f32(size) + 0.5f) - 0x3f000000u;
+    unsigned normal = (size - (112u << 23) + 0xfffu + (size >> 13 & 1u)) >> 13;
+    unsigned h = size < 0x38800000u ? small : normal;
+    h = size >= 0x477ff000u ? 0x7c00u : h;
+    h = size > 0x7f800000u ? 0x7e00u : h;
+    return (ml_f16)(sign | h);
+}
+ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
 
 /* exp: 2^n e^r with |r| <= ln2/2; results below 2^-126 are 0 */
 ML_INLINE float ml_exp_f32(float x) {
@@ -114,30 +134,9 @@ ML_INLINE float ml_expm1_f32(float x) {
     y = x > 88.7228394f ? ML_INF : y;
     return x == x ? y : x;
 }
-ML_INLINE float ml_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 ML_INLINE float ml_rsqrt_f32(float x) { return 1.0f / __builtin_sqrtf(x); }
-ML_INLINE float ml_abs_f32(float x) { return __builtin_fabsf(x); }
-ML_INLINE float ml_floor_f32(float x) { return __builtin_floorf(x); }
-ML_INLINE float ml_ceil_f32(float x) { return __builtin_ceilf(x); }
-ML_INLINE float ml_round_f32(float x) { return __builtin_rintf(x); }
-ML_INLINE int ml_is_finite_f32(float x) { return (ml_bits_f32(x) & 0x7f800000u) != 0x7f800000u; }
-ML_INLINE float ml_sign_f32(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 ML_INLINE float ml_max_f32(float a, float b) { return a > b || a != a ? a : b; }
 ML_INLINE float ml_min_f32(float a, float b) { return a < b || a != a ? a : b; }
-ML_INLINE float ml_sigmoid_f32(float x) { return 1.0f / (1.0f + ml_exp_f32(-x)); }
-/* tanh: an odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere */
-ML_INLINE float ml_tanh_f32(float x) {
-    float a = __builtin_fabsf(x), z = x * x;
-    float p = -6.09671417e-3f;
-    p = p * z + 2.09971790e-2f;
-    p = p * z - 5.38509096e-2f;
-    p = p * z + 1.33327698e-1f;
-    p = p * z - 3.33333289e-1f;
-    p = p * z * x + x;
-    float y = 1.0f - 2.0f / (ml_exp_f32(a + a) + 1.0f);
-    y = __builtin_copysignf(a < 0.625f ? p : y, x);
-    return x == x ? y : x;
-}
 /* erf: an odd polynomial near 0, 1 - e^-g(x) elsewhere, 1 beyond 4 */
 ML_INLINE float ml_erf_f32(float x) {
     float a = __builtin_fabsf(x), z = x * x;
@@ -162,93 +161,11 @@ ML_INLINE float ml_erf_f32(float x) {
     y = a < 0.92f ? p : y;
     return x == x ? y : x;
 }
-/* sin(x + shift pi/2): reduced in f64, so that any f32 keeps its accuracy up to about 1e15; from
- * there on only the bounds hold */
-ML_INLINE float ml_sine_f32(float x, double shift) {
-    double q = __builtin_rint((double)x * 0.63661977236758134308);
-    double wide = (double)x - q * 1.57079632673412561417e+0;
-    float r = (float)(wide - q * 6.07710050650619224932e-11);
-    r = r > 1.0f ? 1.0f : r < -1.0f ? -1.0f : r;
-    double turn = q + shift;
-    int quarter = (int)(turn - 4.0 * __builtin_floor(turn * 0.25));
-    float z = r * r;
-    float s = 2.72493140e-6f;
-    s = s * z - 1.98400820e-4f;
-    s = s * z + 8.33333187e-3f;
-    s = s * z - 1.66666667e-1f;
-    s = s * z * r + r;
-    float c = -2.73004482e-7f;
-    c = c * z + 2.48005964e-5f;
-    c = c * z - 1.38888877e-3f;
-    c = c * z + 4.16666666e-2f;
-    c = c * (z * z) - 0.5f * z + 1.0f;
-    float y = quarter & 1 ? c : s;
-    y = quarter & 2 ? -y : y;
-    return ml_is_finite_f32(x) ? y : ML_NAN;
-}
-ML_INLINE float ml_sin_f32(float x) { return ml_sine_f32(x, 0.0); }
-ML_INLINE float ml_cos_f32(float x) { return ml_sine_f32(x, 1.0); }
-ML_INLINE float ml_pow_f32(float a, float b) { return __builtin_powf(a, b); }
-/* the quotient may have been rounded up to an integer: then the rest has the wrong sign */
-ML_INLINE float ml_idiv_f32(float a, float b) {
-    float q = __builtin_floorf(a / b), rest = q == 0.0f ? a : __builtin_fmaf(-q, b, a);
-    return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? q - 1.0f : q;
-}
-ML_INLINE float ml_mod_f32(float a, float b) {
-    float r = __builtin_fmodf(a, b);
-    return r != 0.0f && (r < 0.0f) != (b < 0.0f) ? r + b : r;
-}
-
-ML_INLINE double ml_exp_f64(double x) { return __builtin_exp(x); }
-ML_INLINE double ml_log_f64(double x) { return __builtin_log(x); }
-ML_INLINE double ml_expm1_f64(double x) { return __builtin_expm1(x); }
-ML_INLINE double ml_log1p_f64(double x) { return __builtin_log1p(x); }
-ML_INLINE double ml_sqrt_f64(double x) { return __builtin_sqrt(x); }
-ML_INLINE double ml_rsqrt_f64(double x) { return 1.0 / __builtin_sqrt(x); }
-ML_INLINE double ml_sin_f64(double x) { return __builtin_sin(x); }
-ML_INLINE double ml_cos_f64(double x) { return __builtin_cos(x); }
-ML_INLINE double ml_tanh_f64(double x) { return __builtin_tanh(x); }
-ML_INLINE double ml_erf_f64(double x) { return __builtin_erf(x); }
-ML_INLINE double ml_sigmoid_f64(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
-ML_INLINE double ml_abs_f64(double x) { return __builtin_fabs(x); }
-ML_INLINE double ml_floor_f64(double x) { return __builtin_floor(x); }
-ML_INLINE double ml_ceil_f64(double x) { return __builtin_ceil(x); }
-ML_INLINE double ml_round_f64(double x) { return __builtin_rint(x); }
-ML_INLINE int ml_is_finite_f64(double x) { return x - x == 0.0; }
-ML_INLINE double ml_sign_f64(double x) { return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x; }
-ML_INLINE double ml_max_f64(double a, double b) { return a > b || a != a ? a : b; }
-ML_INLINE double ml_min_f64(double a, double b) { return a < b || a != a ? a : b; }
-ML_INLINE double ml_pow_f64(double a, double b) { return __builtin_pow(a, b); }
-ML_INLINE double ml_idiv_f64(double a, double b) {
-    double q = __builtin_floor(a / b), rest = q == 0.0 ? a : __builtin_fma(-q, b, a);
-    return rest != 0.0 && (rest < 0.0) != (b < 0.0) ? q - 1.0 : q;
-}
-ML_INLINE double ml_mod_f64(double a, double b) {
-    double r = __builtin_fmod(a, b);
-    return r != 0.0 && (r < 0.0) != (b < 0.0) ? r + b : r;
-}
-
-/* integers: quotients round towards minus infinity; a zero divisor gives 0 */
-#define ML_INTEGERS(type, suffix)                                                                  \
-    ML_INLINE type ml_idiv_##suffix(type a, type b) {                                              \
-        type d = b == 0 || b == -1 ? 1 : b, q = a / d;                                             \
-        q -= a % d != 0 && (a < 0) != (d < 0);                                                     \
-        return b == 0 ? 0 : b == -1 ? -a : q;                                                      \
-    }                                                                                              \
-    ML_INLINE type ml_mod_##suffix(type a, type b) {                                               \
-        type d = b == 0 || b == -1 ? 1 : b, r = a % d;                                             \
-        return r != 0 && (r < 0) != (d < 0) ? r + d : r;                                           \
-    }                                                                                              \
-    ML_INLINE type ml_max_##suffix(type a, type b) { return a > b ? a : b; }                       \
-    ML_INLINE type ml_min_##suffix(type a, type b) { return a < b ? a : b; }                       \
-    ML_INLINE type ml_abs_##suffix(type a) { return a < 0 ? -a : a; }                              \
-    ML_INLINE type ml_sign_##suffix(type a) { return (a > 0) - (a < 0); }                          \
-    ML_INLINE int ml_is_finite_##suffix(type a) {                                                  \
-        (void)a;                                                                                   \
-        return 1;                                                                                  \
-    }
-ML_INTEGERS(int, i32)
-ML_INTEGERS(ml_i64, i64)
+/* the quarter of the circle after q quarters; branch-free, without integers of 64 bits */
+#define ML_QUARTER(q, shift) (int)((q) + (shift)-4.0 * __builtin_floor(((q) + (shift)) * 0.25))
+#define ML_DIVIDE(a, b) ((a) / (b))
+#define ML_QUOTIENT(a, b) ((a) / (b))
+#include "functions.h"
 
 /* casts: towards zero; NaN gives 0, and what does not fit the nearest that does */
 #define ML_TRUNCATE(name, from, to, limit, most)                                                   \
@@ -262,19 +179,6 @@ ML_TRUNCATE(ml_i32_of_f64, double, int, 0x1p31, 0x7fffffff)
 ML_TRUNCATE(ml_i64_of_f32, float, ml_i64, 0x1p63f, 0x7fffffffffffffffll)
 ML_TRUNCATE(ml_i64_of_f64, double, ml_i64, 0x1p63, 0x7fffffffffffffffll)
 
-/* the counter generator: uniform in [0, 1) */
-ML_INLINE ml_u64 ml_mix(ml_u64 z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-ML_INLINE float ml_random_f32(ml_i64 key, ml_i64 index) {
-    const ml_u64 golden = 0x9e3779b97f4a7c15ull;
-    ml_u64 u = ml_mix(ml_mix((ml_u64)key + golden) + ((ml_u64)index + 1) * golden);
-    return (float)(int)(u >> 40) * 0x1p-24f;
-}
-ML_INLINE double ml_random_f64(ml_i64 key, ml_i64 index) { return ml_random_f32(key, index); }
-
 /* Reductions keep 64, 16 or 1 independent lanes, so that their order does not depend on the
  * machine. These combine the lanes in pairs that are half as many lanes apart each time. (GCC
  * has __builtin_shufflevector from 12 on.) */
@@ -284,9 +188,10 @@ ML_INLINE double ml_random_f64(ml_i64 key, ml_i64 index) { return ml_random_f32(
 #define ML_VECTORS(type, mask, suffix)                                                             \
     ML_VECTOR(type, ml_v16_##suffix, 16)                                                           \
     ML_VECTOR(type, ml_v8_##suffix, 8)                                                             \
-    ML_VECTOR(type, ml_v4_##suffix, 4) ML_VECTOR(type, ml_v2_##suffix, 2)                          \
-        ML_VECTOR(mask, ml_m16_##suffix, 16) ML_VECTOR(mask, ml_m8_##suffix, 8)                    \
-            ML_VECTOR(mask, ml_m4_##suffix, 4) ML_VECTOR(mask, ml_m2_##suffix, 2)
+    ML_VECTOR(type, ml_v4_##suffix, 4)                                                             \
+    ML_VECTOR(type, ml_v2_##suffix, 2) ML_VECTOR(mask, ml_m16_##suffix, 16)                        \
+        ML_VECTOR(mask, ml_m8_##suffix, 8) ML_VECTOR(mask, ml_m4_##suffix, 4)                      \
+            ML_VECTOR(mask, ml_m2_##suffix, 2)
 ML_VECTORS(float, int, f32)
 ML_VECTORS(double, ml_i64, f64)
 ML_VECTORS(int, int, i32)

@@ -18,6 +18,10 @@ static __device__ __forceinline__ void copies_commit() {
 static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
+/* Those but of the LATER latest groups. */
+template <int LATER> static __device__ __forceinline__ void copies_but() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+}
 static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -7,6 +7,9 @@ typedef unsigned char ml_bool;
 struct ml_bf16 {
     unsigned short bits;
 };
+struct ml_f16 {
+    unsigned short bits;
+};
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static __device__ __forceinline__
@@ -33,6 +36,19 @@ ML_INLINE float ml_round_bf16(float x) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x), "f"(0.0f));
     return __uint_as_float(r);
 }
+
+/* IEEE half precision: stores round to nearest, ties to even */
+ML_INLINE float ml_load_f16(ml_f16 h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h.bits));
+    return x;
+}
+ML_INLINE ml_f16 ml_store_f16(float x) {
+    ml_f16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));
+    return h;
+}
+ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
 
 /* Kernels that write no elements but bf16 use the quick functions: errors of about 1e-6 (2e-6 for
  * exp of arguments around 20), a thousandth of what rounding to bf16 loses. */
@@ -85,16 +101,7 @@ ML_INLINE float ml_exp_f32(float x) { return expf(x); }
 ML_INLINE float ml_log_f32(float x) { return logf(x); }
 ML_INLINE float ml_expm1_f32(float x) { return expm1f(x); }
 ML_INLINE float ml_log1p_f32(float x) { return log1pf(x); }
-ML_INLINE float ml_sqrt_f32(float x) { return sqrtf(x); }
 ML_INLINE float ml_rsqrt_f32(float x) { return rsqrtf(x); }
-ML_INLINE float ml_abs_f32(float x) { return fabsf(x); }
-ML_INLINE float ml_floor_f32(float x) { return floorf(x); }
-ML_INLINE float ml_ceil_f32(float x) { return ceilf(x); }
-ML_INLINE float ml_round_f32(float x) { return rintf(x); }
-ML_INLINE int ml_is_finite_f32(float x) {
-    return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
-}
-ML_INLINE float ml_sign_f32(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 ML_INLINE float ml_max_f32(float a, float b) {
     float r;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -105,85 +112,12 @@ ML_INLINE float ml_min_f32(float a, float b) {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
-ML_INLINE float ml_sigmoid_f32(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
-/* tanh: an odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere */
-ML_INLINE float ml_tanh_f32(float x) {
-    float a = fabsf(x), z = x * x;
-    float p = -6.09671417e-3f;
-    p = p * z + 2.09971790e-2f;
-    p = p * z - 5.38509096e-2f;
-    p = p * z + 1.33327698e-1f;
-    p = p * z - 3.33333289e-1f;
-    p = p * z * x + x;
-    float y = 1.0f - __fdividef(2.0f, expf(a + a) + 1.0f);
-    y = copysignf(a < 0.625f ? p : y, x);
-    return x == x ? y : x;
-}
 ML_INLINE float ml_erf_f32(float x) { return erff(x); }
-/* sin(x + shift pi/2): reduced in f64, so that any f32 keeps its accuracy up to about 1e15; from
- * there on only the bounds hold */
-ML_INLINE float ml_sine_f32(float x, int shift) {
-    double q = rint((double)x * 0.63661977236758134308);
-    double wide = (double)x - q * 1.57079632673412561417e+0;
-    float r = (float)(wide - q * 6.07710050650619224932e-11);
-    r = r > 1.0f ? 1.0f : r < -1.0f ? -1.0f : r;
-    int quarter = (int)((long long)q + shift);
-    float z = r * r;
-    float s = 2.72493140e-6f;
-    s = s * z - 1.98400820e-4f;
-    s = s * z + 8.33333187e-3f;
-    s = s * z - 1.66666667e-1f;
-    s = s * z * r + r;
-    float c = -2.73004482e-7f;
-    c = c * z + 2.48005964e-5f;
-    c = c * z - 1.38888877e-3f;
-    c = c * z + 4.16666666e-2f;
-    c = c * (z * z) - 0.5f * z + 1.0f;
-    float y = quarter & 1 ? c : s;
-    y = quarter & 2 ? -y : y;
-    return ml_is_finite_f32(x) ? y : ML_NAN;
-}
-ML_INLINE float ml_sin_f32(float x) { return ml_sine_f32(x, 0); }
-ML_INLINE float ml_cos_f32(float x) { return ml_sine_f32(x, 1); }
-ML_INLINE float ml_pow_f32(float a, float b) { return powf(a, b); }
-/* the quotient may have been rounded up to an integer: then the rest has the wrong sign */
-ML_INLINE float ml_idiv_f32(float a, float b) {
-    float q = floorf(__fdiv_rn(a, b)), rest = q == 0.0f ? a : fmaf(-q, b, a);
-    return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? q - 1.0f : q;
-}
-ML_INLINE float ml_mod_f32(float a, float b) {
-    float r = fmodf(a, b);
-    return r != 0.0f && (r < 0.0f) != (b < 0.0f) ? r + b : r;
-}
-
-ML_INLINE double ml_exp_f64(double x) { return exp(x); }
-ML_INLINE double ml_log_f64(double x) { return log(x); }
-ML_INLINE double ml_expm1_f64(double x) { return expm1(x); }
-ML_INLINE double ml_log1p_f64(double x) { return log1p(x); }
-ML_INLINE double ml_sqrt_f64(double x) { return sqrt(x); }
-ML_INLINE double ml_rsqrt_f64(double x) { return 1.0 / sqrt(x); }
-ML_INLINE double ml_sin_f64(double x) { return sin(x); }
-ML_INLINE double ml_cos_f64(double x) { return cos(x); }
-ML_INLINE double ml_tanh_f64(double x) { return tanh(x); }
-ML_INLINE double ml_erf_f64(double x) { return erf(x); }
-ML_INLINE double ml_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
-ML_INLINE double ml_abs_f64(double x) { return fabs(x); }
-ML_INLINE double ml_floor_f64(double x) { return floor(x); }
-ML_INLINE double ml_ceil_f64(double x) { return ceil(x); }
-ML_INLINE double ml_round_f64(double x) { return rint(x); }
-ML_INLINE int ml_is_finite_f64(double x) { return x - x == 0.0; }
-ML_INLINE double ml_sign_f64(double x) { return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x; }
-ML_INLINE double ml_max_f64(double a, double b) { return a > b || a != a ? a : b; }
-ML_INLINE double ml_min_f64(double a, double b) { return a < b || a != a ? a : b; }
-ML_INLINE double ml_pow_f64(double a, double b) { return pow(a, b); }
-ML_INLINE double ml_idiv_f64(double a, double b) {
-    double q = floor(a / b), rest = q == 0.0 ? a : fma(-q, b, a);
-    return rest != 0.0 && (rest < 0.0) != (b < 0.0) ? q - 1.0 : q;
-}
-ML_INLINE double ml_mod_f64(double a, double b) {
-    double r = fmod(a, b);
-    return r != 0.0 && (r < 0.0) != (b < 0.0) ? r + b : r;
-}
+ML_INLINE unsigned ml_bits_f32(float x) { return __float_as_uint(x); }
+#define ML_QUARTER(q, shift) (int)((long long)(q) + (shift))
+#define ML_DIVIDE(a, b) __fdividef(a, b)
+#define ML_QUOTIENT(a, b) __fdiv_rn(a, b)
+#include "../c/functions.h"
 
 /* Long sums: sum + lost is what was added, but for roundings of lost (Knuth's two-sum). */
 ML_INLINE void ml_add_f32(float &sum, float &lost, float x) {
@@ -195,44 +129,12 @@ ML_INLINE float ml_total_f32(float sum, float lost) {
     return ml_is_finite_f32(lost) ? sum + lost : sum;
 }
 
-/* integers: quotients round towards minus infinity; a zero divisor gives 0 */
-#define ML_INTEGERS(type, suffix)                                                                  \
-    ML_INLINE type ml_idiv_##suffix(type a, type b) {                                              \
-        type d = b == 0 || b == -1 ? 1 : b, q = a / d;                                             \
-        q -= a % d != 0 && (a < 0) != (d < 0);                                                     \
-        return b == 0 ? 0 : b == -1 ? -a : q;                                                      \
-    }                                                                                              \
-    ML_INLINE type ml_mod_##suffix(type a, type b) {                                               \
-        type d = b == 0 || b == -1 ? 1 : b, r = a % d;                                             \
-        return r != 0 && (r < 0) != (d < 0) ? r + d : r;                                           \
-    }                                                                                              \
-    ML_INLINE type ml_max_##suffix(type a, type b) { return a > b ? a : b; }                       \
-    ML_INLINE type ml_min_##suffix(type a, type b) { return a < b ? a : b; }                       \
-    ML_INLINE type ml_abs_##suffix(type a) { return a < 0 ? -a : a; }                              \
-    ML_INLINE type ml_sign_##suffix(type a) { return (a > 0) - (a < 0); }                          \
-    ML_INLINE int ml_is_finite_##suffix(type a) { return 1; }
-ML_INTEGERS(int, i32)
-ML_INTEGERS(ml_i64, i64)
-
 /* casts: towards zero, what does not fit is the nearest that does; NaN gives 0, of itself only
  * from f32 to i32 */
 ML_INLINE int ml_i32_of_f32(float x) { return __float2int_rz(x); }
 ML_INLINE int ml_i32_of_f64(double x) { return x == x ? __double2int_rz(x) : 0; }
 ML_INLINE ml_i64 ml_i64_of_f32(float x) { return x == x ? __float2ll_rz(x) : 0; }
 ML_INLINE ml_i64 ml_i64_of_f64(double x) { return x == x ? __double2ll_rz(x) : 0; }
-
-/* the counter generator: uniform in [0, 1) */
-ML_INLINE ml_u64 ml_mix(ml_u64 z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-ML_INLINE float ml_random_f32(ml_i64 key, ml_i64 index) {
-    const ml_u64 golden = 0x9e3779b97f4a7c15ull;
-    ml_u64 u = ml_mix(ml_mix((ml_u64)key + golden) + ((ml_u64)index + 1) * golden);
-    return (float)(int)(u >> 40) * 5.9604644775390625e-8f;
-}
-ML_INLINE double ml_random_f64(ml_i64 key, ml_i64 index) { return ml_random_f32(key, index); }
 
 /* N neighbouring elements, moved by the widest loads and stores that their bytes allow; addresses
  * are multiples of their bytes, or of 16 */
@@ -250,6 +152,9 @@ template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_bf16, N> &q, int k) 
     return __uint_as_float(k % 2 ? word & 0xffff0000u : word << 16);
 }
 /* the largest element; NaN where one is NaN */
+template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_f16, N> &q, int k) {
+    return ml_load_f16(q.e[k]);
+}
 ML_INLINE unsigned ml_max_bf16x2(unsigned a, unsigned b) {
     unsigned r;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -321,12 +226,21 @@ template <typename T, int N> ML_INLINE void ml_stage_pack(char *to, const T *fro
     for (int i = 0; i < (int)(sizeof(T) * N / 16); i++)
         ml_stage_16(to + i * 16, (const char *)from + i * 16);
 }
-/* f32 values rounded to bf16, two at a time */
-template <int N> ML_INLINE ml_pack<ml_bf16, N> ml_round_pack(const float *v) {
-    ml_pack<ml_bf16, N> q;
+/* f32 values rounded to a narrow float, two at a time */
+ML_INLINE void ml_round_two(ml_pack<ml_bf16, 2> &q, const float *v) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(q.word[0]) : "f"(v[1]), "f"(v[0]));
+}
+ML_INLINE void ml_round_two(ml_pack<ml_f16, 2> &q, const float *v) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q.word[0]) : "f"(v[1]), "f"(v[0]));
+}
+template <typename T, int N> ML_INLINE ml_pack<T, N> ml_round_pack(const float *v) {
+    ml_pack<T, N> q;
 #pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(q.word[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+    for (int i = 0; i < N / 2; i++) {
+        ml_pack<T, 2> two;
+        ml_round_two(two, v + 2 * i);
+        q.word[i] = two.word[0];
+    }
     return q;
 }
 /* f32 values rounded to f16 in a pack's place, two at a time, and one of them */

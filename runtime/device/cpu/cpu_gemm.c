@@ -7,6 +7,7 @@
 
 #include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/cpu/cpu_kernel.h"
+#include "runtime/graph/convert.h"
 
 /* A matrix as BLAS or the conversion sees it: element (i, j) is at data[i * row + j * col]. */
 typedef struct {
@@ -96,10 +97,7 @@ int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads) {
 static double element_read(const char *at, ml_dtype dtype) {
     if (dtype == ML_F64) return *(const double *)at;
     if (dtype == ML_F32) return *(const float *)at;
-    uint32_t bits = (uint32_t) * (const uint16_t *)at << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return ml_element(dtype, at, 0);
 }
 
 static uint16_t bf16_round(float value) {
@@ -115,7 +113,7 @@ static void element_write(char *at, ml_dtype dtype, double value) {
     else if (dtype == ML_F32)
         *(float *)at = (float)value;
     else
-        *(uint16_t *)at = bf16_round((float)value);
+        ml_set_element(dtype, at, 0, value);
 }
 
 static void widen_row(float *restrict to, const uint16_t *restrict from, int64_t count) {
@@ -140,6 +138,8 @@ static void convert_rows(void *context, int64_t begin, int64_t end, int thread) 
             widen_row((float *)y, (const uint16_t *)x, from->cols);
         } else if (plain && from->dtype == ML_F32 && to->dtype == ML_BF16) {
             narrow_row((uint16_t *)y, (const float *)x, from->cols);
+        } else if (plain) {
+            ml_convert(from->dtype, x, to->dtype, y, from->cols);
         } else {
             for (int64_t j = 0; j < from->cols; j++) {
                 double value = element_read(x + j * from->col * from_size, from->dtype);

@@ -45,7 +45,7 @@ typedef struct {
 } operand_strides;
 typedef struct { /* no padding: compared as bytes */
     int64_t batch, heads, kv_heads, seq, kv_seq, dim, value_dim;
-    int64_t causal, window, backward, deterministic;
+    int64_t causal, window, backward, deterministic, dtype; /* ML_BF16 or ML_F16 */
     double scale;
     operand_strides stride[OPERANDS];
 } attention_shape;
@@ -75,11 +75,12 @@ struct cuda_attention {
 typedef struct {
     attention_plan *p;
     dnn_graph *g;
+    cudnnDataType_t narrow;          /* of operands and probabilities */
     dnn_layout q, k, k_t, v, v_t, o; /* as they lie in memory; _t transposed */
     dnn_layout head, value_head, scores, scores_t, rows, single; /* dense */
 } builder;
 
-static const cudnnDataType_t BF16 = CUDNN_DATA_BFLOAT16, F32 = CUDNN_DATA_FLOAT;
+static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT;
 static const cudnnDataType_t I32 = CUDNN_DATA_INT32, TRUTH = CUDNN_DATA_BOOLEAN;
 
 static dnn_descriptor memory(builder *b, int id, cudnnDataType_t type, const dnn_layout *layout) {
@@ -122,8 +123,9 @@ static dnn_descriptor mask(builder *b, dnn_descriptor x) {
 }
 
 static void describe_forward(builder *b) {
-    dnn_descriptor q = memory(b, ID_Q, BF16, &b->q), k_t = memory(b, ID_K, BF16, &b->k_t);
-    dnn_descriptor v = memory(b, ID_V, BF16, &b->v), scale = memory(b, ID_SCALE, F32, &b->single);
+    dnn_descriptor q = memory(b, ID_Q, b->narrow, &b->q), k_t = memory(b, ID_K, b->narrow, &b->k_t);
+    dnn_descriptor v = memory(b, ID_V, b->narrow, &b->v),
+                   scale = memory(b, ID_SCALE, F32, &b->single);
     dnn_descriptor s = dnn_matmul(b->g, q, k_t, channel(b, F32, &b->scores));
     s = mask(b, map(b, CUDNN_POINTWISE_MUL, s, scale, channel(b, F32, &b->scores)));
     dnn_descriptor max = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_MAX, s, channel(b, F32, &b->rows));
@@ -136,16 +138,16 @@ static void describe_forward(builder *b) {
     map(b, CUDNN_POINTWISE_ADD, max,
         map(b, CUDNN_POINTWISE_LOG, sum, NULL, channel(b, F32, &b->rows)),
         memory(b, ID_LSE, F32, &lse));
-    s = map(b, CUDNN_POINTWISE_DIV, s, sum, channel(b, BF16, &b->scores));
-    dnn_matmul(b->g, s, v, memory(b, ID_O, BF16, &b->o));
+    s = map(b, CUDNN_POINTWISE_DIV, s, sum, channel(b, b->narrow, &b->scores));
+    dnn_matmul(b->g, s, v, memory(b, ID_O, b->narrow, &b->o));
 }
 
 /* dK or dV: a product for each query head, then the sum over the heads that share a K/V head. */
 static void head_gradient(builder *b, dnn_descriptor s, dnn_descriptor x, const dnn_layout *each,
                           int id, const dnn_layout *layout) {
     const bool grouped = b->p->shape.heads != b->p->shape.kv_heads;
-    dnn_descriptor y = memory(b, id, BF16, layout);
-    dnn_descriptor product = dnn_matmul(b->g, s, x, grouped ? channel(b, BF16, each) : y);
+    dnn_descriptor y = memory(b, id, b->narrow, layout);
+    dnn_descriptor product = dnn_matmul(b->g, s, x, grouped ? channel(b, b->narrow, each) : y);
     if (grouped) dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, product, y);
 }
 
@@ -173,9 +175,9 @@ static void describe_backward(builder *b) {
     } others[] = {{&lse, ID_LSE}, {&dq, ID_DQ}, {&dk, ID_DK}, {&dv, ID_DV}, {&d_o_layout, ID_DO}};
     for (int i = 0; i < 5; i++)
         memcpy(others[i].layout->stride, &shape->stride[others[i].id], sizeof(operand_strides));
-    dnn_descriptor q = memory(b, ID_Q, BF16, &b->q), k_t = memory(b, ID_K, BF16, &b->k_t);
-    dnn_descriptor o = memory(b, ID_O, BF16, &b->o), v_t = memory(b, ID_V, BF16, &b->v_t);
-    dnn_descriptor d_o = memory(b, ID_DO, BF16, &d_o_layout);
+    dnn_descriptor q = memory(b, ID_Q, b->narrow, &b->q), k_t = memory(b, ID_K, b->narrow, &b->k_t);
+    dnn_descriptor o = memory(b, ID_O, b->narrow, &b->o), v_t = memory(b, ID_V, b->narrow, &b->v_t);
+    dnn_descriptor d_o = memory(b, ID_DO, b->narrow, &d_o_layout);
     dnn_descriptor stats = memory(b, ID_LSE, F32, &lse),
                    scale = memory(b, ID_SCALE, F32, &b->single);
     dnn_descriptor r = row_sums(b, d_o, o);
@@ -184,23 +186,23 @@ static void describe_backward(builder *b) {
     p = map(b, CUDNN_POINTWISE_MUL, p, scale, channel(b, F32, &b->scores));
     p = mask(b, map(b, CUDNN_POINTWISE_SUB, p, stats, channel(b, F32, &b->scores)));
     p = map(b, CUDNN_POINTWISE_EXP, p, NULL, channel(b, F32, &b->scores));
-    head_gradient(b, dnn_reshape(b->g, p, channel(b, BF16, &b->scores_t)), d_o, &v_head, ID_DV,
+    head_gradient(b, dnn_reshape(b->g, p, channel(b, b->narrow, &b->scores_t)), d_o, &v_head, ID_DV,
                   &dv);
     /* dS and dK */
     dnn_descriptor d_s = dnn_matmul(b->g, d_o, v_t, channel(b, F32, &b->scores));
     d_s = map(b, CUDNN_POINTWISE_SUB, d_s, r, channel(b, F32, &b->scores));
     d_s = map(b, CUDNN_POINTWISE_MUL, d_s, p, channel(b, F32, &b->scores));
-    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, scale, channel(b, BF16, &b->scores));
-    head_gradient(b, dnn_reshape(b->g, d_s, channel(b, BF16, &b->scores_t)), q, &k_head, ID_DK,
+    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, scale, channel(b, b->narrow, &b->scores));
+    head_gradient(b, dnn_reshape(b->g, d_s, channel(b, b->narrow, &b->scores_t)), q, &k_head, ID_DK,
                   &dk);
     /* dQ */
-    dnn_descriptor k = dnn_reshape(b->g, k_t, channel(b, BF16, &b->k));
+    dnn_descriptor k = dnn_reshape(b->g, k_t, channel(b, b->narrow, &b->k));
     if (shape->deterministic) {
-        dnn_matmul(b->g, d_s, k, memory(b, ID_DQ, BF16, &dq));
+        dnn_matmul(b->g, d_s, k, memory(b, ID_DQ, b->narrow, &dq));
         return;
     }
     dnn_descriptor sum = dnn_matmul(b->g, d_s, k, memory(b, ID_DQ_SUM, F32, &b->head));
-    map(b, CUDNN_POINTWISE_IDENTITY, sum, NULL, memory(b, ID_DQ, BF16, &dq));
+    map(b, CUDNN_POINTWISE_IDENTITY, sum, NULL, memory(b, ID_DQ, b->narrow, &dq));
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
@@ -218,7 +220,9 @@ static dnn_layout transposed(dnn_layout x) {
 
 static void build_plan(cuda_dnn *dnn, attention_plan *p) {
     const attention_shape *s = &p->shape;
-    builder b = {.p = p, .g = &p->graph};
+    builder b = {.p = p,
+                 .g = &p->graph,
+                 .narrow = s->dtype == ML_F16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16};
     p->graph.dnn = dnn;
     b.q = in_memory(s, ID_Q, s->heads, s->seq, s->dim);
     b.k = in_memory(s, ID_K, s->kv_heads, s->kv_seq, s->dim);
@@ -327,6 +331,7 @@ static bool read_shape(const ml_target *target, const ml_attention_step *a, atte
     shape->scale = a->args.scale;
     shape->backward = a->backward;
     shape->deterministic = a->backward && !target->nondeterministic;
+    shape->dtype = a->dtype;
     if (shape->window >= shape->kv_seq) shape->window = 0;
     const char *refused = ml_attention_refused(a);
     if (refused) REFUSE("%s", refused);

@@ -19,9 +19,11 @@ struct alignas(16) ml_quad { unsigned word[4]; };
 ML_INLINE float ml_wide(float x) { return x; }
 ML_INLINE double ml_wide(double x) { return x; }
 ML_INLINE float ml_wide(ml_bf16 x) { return ml_load_bf16(x); }
+ML_INLINE float ml_wide(ml_f16 x) { return ml_load_f16(x); }
 ML_INLINE void ml_narrow(float x, float *to) { *to = x; }
 ML_INLINE void ml_narrow(double x, double *to) { *to = x; }
 ML_INLINE void ml_narrow(float x, ml_bf16 *to) { *to = ml_store_bf16(x); }
+ML_INLINE void ml_narrow(float x, ml_f16 *to) { *to = ml_store_f16(x); }
 
 template <typename T, typename C> static __device__ void ml_add_up(const ml_arguments &a) {
     enum { PER = 16 / sizeof(T) };
@@ -63,6 +65,7 @@ static const struct {
     const char *name, *memory, *compute;
 } types[] = {{ML_F32, "f32", "float", "float"},
              {ML_F64, "f64", "double", "double"},
+             {ML_F16, "f16", "ml_f16", "float"},
              {ML_BF16, "bf16", "ml_bf16", "float"}};
 enum { TYPES = sizeof types / sizeof *types };
 

@@ -25,8 +25,8 @@
     X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy)               \
     X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)                   \
     X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
-    X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphUpload) X(cuGraphLaunch) X(cuGraphDestroy)    \
-    X(cuGraphExecDestroy)
+    X(cuLaunchKernel) X(cuLaunchCooperativeKernel) X(cuGraphInstantiate) X(cuGraphUpload)          \
+    X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
 /* clang-format on */
 
 /* NULL in drivers that lack them. */

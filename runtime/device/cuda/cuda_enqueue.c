@@ -28,6 +28,11 @@ static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
     const ml_kernel *k = launch->kernel;
     void *parameters[] = {launch->arguments};
     if (k->grid[0] == 0 || k->grid[1] == 0 || k->grid[2] == 0) return ML_OK; /* nothing to do */
+    if (k->cooperative) {
+        CUDA_TRY(cuLaunchCooperativeKernel(launch->function, k->grid[0], k->grid[1], k->grid[2],
+                                           k->block, 1, 1, k->shared_bytes, d->stream, parameters));
+        return ML_OK;
+    }
     CUDA_TRY(cuLaunchKernel(launch->function, k->grid[0], k->grid[1], k->grid[2], k->block, 1, 1,
                             k->shared_bytes, d->stream, parameters, NULL));
     return ML_OK;
@@ -55,6 +60,7 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
         return cuda_gemm_run(e->device, step->gemm, operands);
     }
     if (step->attention) return cuda_attention_run(e->device, step->attention);
+    if (step->loop) return cuda_loop_run(e, step);
     if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
     if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
     for (int i = 0; i < step->launch_count; i++)
@@ -82,11 +88,23 @@ ml_status cuda_enqueue_all(ml_executable *e) {
     return ML_OK;
 }
 
+/* A graph has memory for each launch: many positions of a loop are put on the stream by each run.
+ */
+static ml_status check_size(const ml_executable *e) {
+    enum { MOST_LAUNCHES = 32768 };
+    int64_t launches = 0;
+    for (uint32_t i = 0; i < e->step_count; i++)
+        if (e->steps[i].loop) launches += cuda_loop_launches(&e->steps[i]);
+    if (launches <= MOST_LAUNCHES) return ML_OK;
+    return ml_fail(ML_INVALID, "its loops are %lld launches", (long long)launches);
+}
+
 /* Capture the whole step. Where that fails, runs stay eager: slower, but right. */
 static ml_status capture(ml_executable *e) {
     CUgraph graph = NULL;
     CUgraphExec whole = NULL;
     CUstream stream = e->device->stream;
+    ML_TRY(check_size(e));
     CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     ml_status status = cuda_enqueue_all(e);
     CUresult result = cuda.cuStreamEndCapture(stream, &graph);

@@ -82,6 +82,15 @@ static void list_kernels(ml_executable *e, ml_kernel *k, ml_index *seen, kernel_
     }
 }
 
+/* Those of programs that are loaded next, and of the bodies of loops. */
+static void list_plan(ml_executable *e, const ml_plan *plan, ml_index *seen, kernel_list *list) {
+    for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
+        const ml_step *step = &plan->schedule->steps.at[i];
+        list_kernels(e, step->kernel, seen, list);
+        if (step->loop) list_plan(e, step->loop->plan, seen, list);
+    }
+}
+
 typedef struct {
     cuda_device *device;
     kernel_list list;
@@ -115,10 +124,9 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
         if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
+        if (step->step->loop && !templates) list_plan(e, step->step->loop->plan, &seen, &list);
     }
-    const ml_plan *next = e->plan->rebuild; /* will be loaded next */
-    for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
-        list_kernels(e, next->schedule->steps.at[i].kernel, &seen, &list);
+    if (e->plan->rebuild && !templates) list_plan(e, e->plan->rebuild, &seen, &list);
     if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
@@ -285,6 +293,8 @@ static void load_body(void *argument) {
     describe_steps(e, &work);
     load_code(e, &work);
     load_kernels(e, true);
+    for (uint32_t i = 0; i < e->step_count; i++)
+        if (e->steps[i].step->kind == ML_STEP_LOOP) cuda_loop_load(e, &e->steps[i]);
     cuda_collect_load(e);
     int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -303,18 +313,18 @@ static void load_body(void *argument) {
     ML_CHECK(cuda_workspace(e->device, workspace));
 }
 
-ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable) {
+static ml_status load(cuda_device *device, const ml_plan *plan, bool check,
+                      ml_executable **executable) {
     ml_executable *e = ml_alloc(sizeof *e);
     *executable = NULL;
     if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an executable");
-    e->device = (cuda_device *)device;
+    e->device = device;
     e->plan = plan;
     e->arena = ml_arena_new();
     ml_status status =
         e->arena ? ml_protect(load_body, e) : ml_fail(ML_NO_MEMORY, "no memory for an executable");
     cuda_doing(NULL);
-    if (status == ML_OK && device->options.check)
-        status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
+    if (status == ML_OK && check) status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
     if (status != ML_OK) {
         ml_error error = *ml_error_last();
         cuda_unload(e);
@@ -325,6 +335,14 @@ ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **exec
     return ML_OK;
 }
 
+ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable) {
+    return load((cuda_device *)device, plan, device->options.check, executable);
+}
+
+ml_status cuda_load_body(cuda_device *device, const ml_plan *plan, ml_executable **body) {
+    return load(device, plan, false, body);
+}
+
 void cuda_unload(ml_executable *e) {
     if (!e) return;
     cuda_wait_for(e->device, NULL);
@@ -333,8 +351,10 @@ void cuda_unload(ml_executable *e) {
     cuda_times_forget(e);
     cuda_collect_unload(e);
     cuda_ce_unbind(e);
-    for (uint32_t i = 0; i < e->step_count; i++)
+    for (uint32_t i = 0; i < e->step_count; i++) {
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
+        cuda_loop_unload(&e->steps[i]);
+    }
     ml_arena_free(e->arena);
     ml_free(e);
 }
@@ -377,8 +397,23 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
     cuda_doing(step->what);
     ML_TRY(bind_pointers(e, step));
     if (step->gemm) ML_TRY(tune_gemm(e, step));
+    if (step->loop) ML_TRY(cuda_loop_bind(e, step));
     if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
     return step->undecided ? cuda_attention_tune(e, step) : ML_OK;
+}
+
+ml_status cuda_bind_body(ml_executable *e, bool choose) {
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        cuda_step *step = &e->steps[i];
+        if (choose) {
+            ML_TRY(bind_step(e, step));
+            continue;
+        }
+        ML_TRY(bind_pointers(e, step));
+        if (step->attention)
+            ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
+    }
+    return ML_OK;
 }
 
 ml_status cuda_bind(ml_executable *e, void *const *addresses) {

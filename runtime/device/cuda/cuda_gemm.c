@@ -223,8 +223,9 @@ static ml_status make_operation(cuda_gemm_library *library, cuda_gemm *gemm,
 static ml_status make_gemm(cuda_gemm_library *library, cuda_gemm *gemm) {
     const ml_gemm *g = &gemm->shape.gemm;
     bool transposed[2];
-    bool supported = g->a_dtype == g->b_dtype &&
-                     (g->a_dtype == g->c_dtype || (g->a_dtype == ML_BF16 && g->c_dtype == ML_F32));
+    bool supported =
+        g->a_dtype == g->b_dtype &&
+        (g->a_dtype == g->c_dtype || (ml_is_narrow(g->a_dtype) && g->c_dtype == ML_F32));
     if (!supported)
         return ml_fail(ML_INTERNAL, "cuBLASLt has no product of %s and %s into %s, wanted at %s",
                        ml_dtypes[g->a_dtype].name, ml_dtypes[g->b_dtype].name,

@@ -113,6 +113,10 @@ ml_status cuda_bind(ml_executable *executable, void *const *addresses);
 ml_status cuda_run(ml_executable *executable);
 ml_status cuda_ready(ml_executable *executable);
 void cuda_unload(ml_executable *executable);
+/* The body of a loop: it is bound and run by its loop. */
+ml_status cuda_load_body(cuda_device *device, const ml_plan *plan, ml_executable **body);
+/* Where its steps' operands are; with `choose` also which algorithms serve them. */
+ml_status cuda_bind_body(ml_executable *body, bool choose);
 
 typedef struct {
     CUfunction function;
@@ -132,9 +136,20 @@ typedef struct {
     const uint64_t *tuning;    /* attention that both may serve: the key of the choice; or NULL */
     bool undecided;            /* both are loaded: the first bind times them */
     void **pointers;           /* by the step's values */
+    struct cuda_loop *loop;    /* of a recurrence that is no kernel */
     struct cuda_ce_step *ce;   /* of a collective that copies; NULL: NCCL has it */
     uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
+
+/* Loops (cuda_loop.c): the body is an executable, whose steps are put on the stream for each
+ * position, their pointers at its slices. */
+void cuda_loop_load(ml_executable *executable, cuda_step *step); /* raises */
+void cuda_loop_unload(cuda_step *step);
+/* Choose algorithms: the pointers are those of the first position. */
+ml_status cuda_loop_bind(ml_executable *executable, const cuda_step *step);
+ml_status cuda_loop_run(ml_executable *executable, const cuda_step *step);
+/* Launches of a step, of all positions. */
+int64_t cuda_loop_launches(const cuda_step *step);
 
 /* Tensor maps (cuda_maps.c). Where the driver has none, the step runs its kernel's `otherwise`. */
 void cuda_maps_choose(cuda_step *step); /* raises */

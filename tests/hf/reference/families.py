@@ -1,7 +1,7 @@
 """Published families of models in plain PyTorch, as transformers computes them: config.json and named tensors to logits.
 
 Written from the semantics of transformers' modeling_*.py (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, gemma2,
-gemma3, deepseek_v3) and modeling_rope_utils.py; shares nothing with mlua. `w` maps names to tensors; all is float64.
+gemma3, deepseek_v3, mamba2, qwen3_next) and modeling_rope_utils.py; recurrences are loops over tokens; shares nothing with mlua. `w` maps names to tensors; all is float64.
 """
 import math
 
@@ -241,9 +241,98 @@ def deepseek(c, w, ids):
     return rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
+def causal_conv(x, weight, bias=None):
+    """x: [batch, seq, channels]; weight: [channels, 1, taps]."""
+    taps = weight.shape[-1]
+    return F.conv1d(F.pad(x.transpose(1, 2), (taps - 1, 0)), weight, bias, groups=x.shape[-1]).transpose(1, 2)
+
+
+def mamba2(c, w, ids):
+    eps, n, d, g, s = c["layer_norm_epsilon"], c["num_heads"], c["head_dim"], c["n_groups"], c["state_size"]
+    b, t = ids.shape
+    inner = n * d
+    x = w["backbone.embeddings.weight"][ids]
+    for i in range(c["num_hidden_layers"]):
+        p = f"backbone.layers.{i}."
+        h = rms(x, w[p + "norm.weight"], eps) @ w[p + "mixer.in_proj.weight"].T + w.get(p + "mixer.in_proj.bias", 0)
+        gate, h, dt = h.split([inner, inner + 2 * g * s, n], -1)
+        h = F.silu(causal_conv(h, w[p + "mixer.conv1d.weight"], w.get(p + "mixer.conv1d.bias")))
+        u, key, query = h.split([inner, g * s, g * s], -1)
+        u, dt = u.view(b, t, n, d), F.softplus(dt + w[p + "mixer.dt_bias"]).clamp(*c["time_step_limit"])
+        key, query = (y.view(b, t, g, s).repeat_interleave(n // g, 2) for y in (key, query))
+        rate = -w[p + "mixer.A_log"].exp()
+        state, out = torch.zeros(b, n, d, s, dtype=x.dtype), []
+        for k in range(t):
+            state = state * (dt[:, k] * rate).exp()[:, :, None, None] + torch.einsum("bn,bnd,bns->bnds", dt[:, k], u[:, k], key[:, k])
+            out.append(torch.einsum("bnds,bns->bnd", state, query[:, k]) + w[p + "mixer.D"][:, None] * u[:, k])
+        y = rms(torch.stack(out, 1).reshape(b, t, inner) * F.silu(gate), w[p + "mixer.norm.weight"], eps)
+        x = x + y @ w[p + "mixer.out_proj.weight"].T + w.get(p + "mixer.out_proj.bias", 0)
+    return rms(x, w["backbone.norm_f.weight"], eps) @ w["backbone.embeddings.weight" if c["tie_word_embeddings"] else "lm_head.weight"].T
+
+
+def layer_types(c):
+    """Of Qwen3-Next: every n-th layer attends."""
+    return c.get("layer_types") or ["linear_attention" if (i + 1) % c.get("full_attention_interval", 4) else "full_attention" for i in range(c["num_hidden_layers"])]
+
+
+def gated_delta_net(c, w, y, p):
+    b, t, _ = y.shape
+    g, n, dk, dv = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]
+    r = n // g
+    qkvz = (y @ w[p + "in_proj_qkvz.weight"].T).view(b, t, g, -1)
+    q, k, v, z = qkvz.split([dk, dk, r * dv, r * dv], -1)
+    beta, a = (y @ w[p + "in_proj_ba.weight"].T).view(b, t, g, 2 * r).split(r, -1)
+    mixed = torch.cat([s.reshape(b, t, -1) for s in (q, k, v)], -1)
+    mixed = F.silu(causal_conv(mixed, w[p + "conv1d.weight"]))
+    q, k, v = mixed.split([g * dk, g * dk, n * dv], -1)
+    q, k = (s.reshape(b, t, g, dk) for s in (q, k))
+    q, k = (s * torch.rsqrt((s * s).sum(-1, keepdim=True) + 1e-6) for s in (q, k))
+    q, k = (s.repeat_interleave(r, 2) for s in (q * dk ** -0.5, k))
+    v, z, beta = v.reshape(b, t, n, dv), z.reshape(b, t, n, dv), beta.reshape(b, t, n).sigmoid()
+    decay = (-w[p + "A_log"].exp() * F.softplus(a.reshape(b, t, n) + w[p + "dt_bias"])).exp()
+    state, out = torch.zeros(b, n, dk, dv, dtype=y.dtype), []
+    for i in range(t):
+        state = state * decay[:, i, :, None, None]
+        read = torch.einsum("bnkv,bnk->bnv", state, k[:, i])
+        state = state + torch.einsum("bnk,bnv->bnkv", k[:, i], (v[:, i] - read) * beta[:, i, :, None])
+        out.append(torch.einsum("bnkv,bnk->bnv", state, q[:, i]))
+    y = rms(torch.stack(out, 1), w[p + "norm.weight"], c["rms_norm_eps"]) * F.silu(z)
+    return y.reshape(b, t, n * dv) @ w[p + "out_proj.weight"].T
+
+
+def qwen3_next(c, w, ids):
+    eps, n, k_n, d = c["rms_norm_eps"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    turned = int(d * c["partial_rotary_factor"])
+    rates, factor = rope_rates(turned, c["rope_theta"], c.get("rope_scaling"), c["max_position_embeddings"])
+    x = w["model.embed_tokens.weight"][ids]
+
+    def partly(y):
+        return torch.cat((rotate(y[..., :turned], rates, factor), y[..., turned:]), -1)
+
+    for i, kind in enumerate(layer_types(c)):
+        p = f"model.layers.{i}."
+        y = rms(x, w[p + "input_layernorm.weight"], eps, 1.0)
+        if kind == "linear_attention":
+            x = x + gated_delta_net(c, w, y, p + "linear_attn.")
+        else:
+            a = p + "self_attn."
+            q, gate = heads(y @ w[a + "q_proj.weight"].T, n).split(d, -1)
+            k, v = (heads(y @ w[f"{a}{m}_proj.weight"].T, k_n) for m in "kv")
+            q, k = rms(q, w[a + "q_norm.weight"], eps, 1.0), rms(k, w[a + "k_norm.weight"], eps, 1.0)
+            x = x + merge(attend(partly(q), partly(k), v, d ** -0.5) * gate.sigmoid()) @ w[a + "o_proj.weight"].T
+        y = rms(x, w[p + "post_attention_layernorm.weight"], eps, 1.0)
+        m = p + "mlp."
+        if i in c["mlp_only_layers"]:
+            x = x + swiglu(y, w, m)
+        else:
+            shared = swiglu(y, w, m + "shared_expert.") * (y @ w[m + "shared_expert_gate.weight"].T).sigmoid()
+            x = x + softmax_moe(c, w, y, m, ("gate_proj", "up_proj", "down_proj"), c["norm_topk_prob"]) + shared
+    return rms(x, w["model.norm.weight"], eps, 1.0) @ w["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"].T
+
+
 FORWARD = {
     "gpt2": gpt2, "llama": llama, "mistral": llama, "qwen2": llama, "qwen3": llama, "mixtral": llama, "qwen3_moe": llama,
-    "gemma2": gemma, "gemma3_text": gemma, "deepseek_v3": deepseek,
+    "gemma2": gemma, "gemma3_text": gemma, "deepseek_v3": deepseek, "mamba2": mamba2, "qwen3_next": qwen3_next,
 }
 
 

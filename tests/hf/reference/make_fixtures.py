@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from families import forward
+from families import forward, layer_types
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BATCH, SEQ, GREEDY = 2, 24, 64
@@ -87,10 +87,40 @@ MODELS = {
                          rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1)),
                     [dict(routed_scaling_factor=1.0), dict(norm_topk_prob=False), dict(topk_group=3), dict(n_group=2, topk_group=1), dict(num_experts_per_tok=2),
                      dict(rope_interleave=False), dict(rope_scaling=None), dict(rope_theta=100.0)]),
+    "mamba2": (dict(architectures=["Mamba2ForCausalLM"], model_type="mamba2", hidden_size=32, num_hidden_layers=2, expand=2, num_heads=4, head_dim=16, n_groups=2, state_size=8,
+                    conv_kernel=4, vocab_size=68, layer_norm_epsilon=1e-5, use_bias=False, use_conv_bias=True, hidden_act="silu", tie_word_embeddings=False, chunk_size=8,
+                    rms_norm=True, residual_in_fp32=True, rescale_prenorm_residual=False, time_step_limit=[0.0, float("inf")], time_step_rank=2, time_step_min=0.001,
+                    time_step_max=0.1, time_step_floor=1e-4, initializer_range=0.1, bos_token_id=1, eos_token_id=2, pad_token_id=0, use_cache=True, torch_dtype="float32",
+                    transformers_version="4.57.1"),
+               [dict(layer_norm_epsilon=0.05), dict(time_step_limit=[0.3, 0.7])]),
+    "qwen3_next": (dict(BASE, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", num_hidden_layers=3, full_attention_interval=2, head_dim=16, rope_theta=100000.0,
+                        partial_rotary_factor=0.25, linear_conv_kernel_dim=4, linear_key_head_dim=8, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
+                        decoder_sparse_step=1, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
+                        mlp_only_layers=[], attention_bias=False, attention_dropout=0.0, output_router_logits=False, router_aux_loss_coef=0.001, rope_scaling=None),
+                   [dict(rms_norm_eps=0.05), dict(rope_theta=100.0), dict(partial_rotary_factor=0.5), dict(norm_topk_prob=False), dict(num_experts_per_tok=3)]),
 }
 
 
 del MODELS["gemma3"][0]["hidden_act"]
+
+
+def mamba2_shapes(c):
+    h, n, inner = c["hidden_size"], c["num_heads"], c["num_heads"] * c["head_dim"]
+    mixed = inner + 2 * c["n_groups"] * c["state_size"]
+    s = {"backbone.embeddings.weight": (c["vocab_size"], h), "backbone.norm_f.weight": (h,), "lm_head.weight": (c["vocab_size"], h)}
+    for i in range(c["num_hidden_layers"]):
+        p = f"backbone.layers.{i}."
+        s.update({p + "norm.weight": (h,), p + "mixer.A_log": (n,), p + "mixer.D": (n,), p + "mixer.dt_bias": (n,), p + "mixer.conv1d.weight": (mixed, 1, c["conv_kernel"]),
+                  p + "mixer.conv1d.bias": (mixed,), p + "mixer.in_proj.weight": (inner + mixed + n, h), p + "mixer.norm.weight": (inner,),
+                  p + "mixer.out_proj.weight": (h, inner)})
+    return s
+
+
+def linear_attention_shapes(c, p):
+    h, n, g = c["hidden_size"], c["linear_num_value_heads"], c["linear_num_key_heads"]
+    keys, values = g * c["linear_key_head_dim"], n * c["linear_value_head_dim"]
+    return {p + "in_proj_qkvz.weight": (2 * keys + 2 * values, h), p + "in_proj_ba.weight": (2 * n, h), p + "conv1d.weight": (2 * keys + values, 1, c["linear_conv_kernel_dim"]),
+            p + "A_log": (n,), p + "dt_bias": (n,), p + "norm.weight": (c["linear_value_head_dim"],), p + "out_proj.weight": (h, values)}
 
 
 def shapes(c):
@@ -103,6 +133,8 @@ def shapes(c):
                 "ln_1.weight": (h,), "ln_1.bias": (h,), "ln_2.weight": (h,), "ln_2.bias": (h,), "attn.c_attn.weight": (h, 3 * h), "attn.c_attn.bias": (3 * h,),
                 "attn.c_proj.weight": (h, h), "attn.c_proj.bias": (h,), "mlp.c_fc.weight": (h, f), "mlp.c_fc.bias": (f,), "mlp.c_proj.weight": (f, h), "mlp.c_proj.bias": (h,)}.items()})
         return {"transformer." + k: v for k, v in s.items()}
+    if c["model_type"] == "mamba2":
+        return mamba2_shapes(c)
     h, f, kind = c["hidden_size"], c["intermediate_size"], c["model_type"]
     n, k = c["num_attention_heads"], c["num_key_value_heads"]
     d = c.get("head_dim") or h // n
@@ -118,29 +150,34 @@ def shapes(c):
         for norm in ["input_layernorm", "post_attention_layernorm"] + (["pre_feedforward_layernorm", "post_feedforward_layernorm"] if kind.startswith("gemma") else []):
             s[p + norm + ".weight"] = (h,)
         a = p + "self_attn."
-        if kind == "deepseek_v3":
+        if kind == "qwen3_next" and layer_types(c)[i] == "linear_attention":
+            s.update(linear_attention_shapes(c, p + "linear_attn."))
+        elif kind == "deepseek_v3":
             e, r = c["qk_nope_head_dim"] + c["qk_rope_head_dim"], c["kv_lora_rank"]
             s.update({a + "q_a_proj.weight": (c["q_lora_rank"], h), a + "q_a_layernorm.weight": (c["q_lora_rank"],), a + "q_b_proj.weight": (n * e, c["q_lora_rank"]),
                       a + "kv_a_proj_with_mqa.weight": (r + c["qk_rope_head_dim"], h), a + "kv_a_layernorm.weight": (r,),
                       a + "kv_b_proj.weight": (n * (c["qk_nope_head_dim"] + c["v_head_dim"]), r), a + "o_proj.weight": (h, n * c["v_head_dim"])})
         else:
-            s.update({a + "q_proj.weight": (n * d, h), a + "k_proj.weight": (k * d, h), a + "v_proj.weight": (k * d, h), a + "o_proj.weight": (h, n * d)})
+            s.update({a + "q_proj.weight": (n * d * (2 if kind == "qwen3_next" else 1), h), a + "k_proj.weight": (k * d, h), a + "v_proj.weight": (k * d, h), a + "o_proj.weight": (h, n * d)})
         if kind == "qwen2":
             s.update({a + "q_proj.bias": (n * d,), a + "k_proj.bias": (k * d,), a + "v_proj.bias": (k * d,)})
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text") or a + "q_proj.weight" in s and kind == "qwen3_next":
             s.update({a + "q_norm.weight": (d,), a + "k_norm.weight": (d,)})
         if kind == "mixtral":
             s[p + "block_sparse_moe.gate.weight"] = (c["num_local_experts"], h)
             for e in range(c["num_local_experts"]):
                 s.update(mlp(f"{p}block_sparse_moe.experts.{e}.", f, ("w1", "w3", "w2")))
-        elif kind == "qwen3_moe" or kind == "deepseek_v3" and i >= c["first_k_dense_replace"]:
-            count = c["num_experts"] if kind == "qwen3_moe" else c["n_routed_experts"]
+        elif kind == "qwen3_moe" or kind == "qwen3_next" and i not in c["mlp_only_layers"] or kind == "deepseek_v3" and i >= c["first_k_dense_replace"]:
+            count = c["n_routed_experts"] if kind == "deepseek_v3" else c["num_experts"]
             s[p + "mlp.gate.weight"] = (count, h)
             for e in range(count):
                 s.update(mlp(f"{p}mlp.experts.{e}.", c["moe_intermediate_size"]))
             if kind == "deepseek_v3":
                 s[p + "mlp.gate.e_score_correction_bias"] = (count,)
                 s.update(mlp(p + "mlp.shared_experts.", c["moe_intermediate_size"] * c["n_shared_experts"]))
+            if kind == "qwen3_next":
+                s[p + "mlp.shared_expert_gate.weight"] = (1, h)
+                s.update(mlp(p + "mlp.shared_expert.", c["shared_expert_intermediate_size"]))
         else:
             s.update(mlp(p + "mlp.", f))
     return s
@@ -152,9 +189,14 @@ def weights(c, seed):
     for name, shape in shapes(c).items():
         x = torch.randn(shape, generator=g, dtype=torch.float32)
         gemma = c["model_type"].startswith("gemma")
-        if len(shape) == 1:
+        centred = gemma or c["model_type"] == "qwen3_next" and "linear_attn.norm" not in name
+        if "conv1d" in name:
+            x = x * 0.5
+        elif name.endswith(("A_log", "dt_bias")):
+            x = 0.5 * x - (0.5 if name.endswith("dt_bias") else 0)
+        elif len(shape) == 1:
             norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            x = 0.2 * x + (0 if not norm or gemma else 1)
+            x = 0.2 * x + (0 if not norm or centred else 1)
         elif "embed" in name or "wte" in name or "wpe" in name:
             x = x * (1 / 32 ** 0.5 if gemma else 0.25 if c.get("tie_word_embeddings") else 0.7)
         else:
@@ -182,7 +224,10 @@ def make(name):
     os.makedirs(folder, exist_ok=True)
     kept = ["model.layers.1.self_attn.k_proj.weight", "model.layers.0.input_layernorm.weight", "transformer.h.1.attn.c_attn.weight", "transformer.h.0.ln_1.bias",
             "model.layers.1.self_attn.kv_b_proj.weight", "model.layers.1.mlp.gate.weight", "model.layers.0.block_sparse_moe.gate.weight",
-            "model.layers.1.block_sparse_moe.experts.2.w2.weight", "model.layers.1.mlp.experts.1.down_proj.weight"]
+            "model.layers.1.block_sparse_moe.experts.2.w2.weight", "model.layers.1.mlp.experts.1.down_proj.weight",
+            "backbone.embeddings.weight", "model.layers.1.self_attn.q_proj.weight" if name == "qwen3_next" else "", "model.layers.0.mlp.shared_expert_gate.weight"]
+    kept += [p + n for p in ("model.layers.0.linear_attn.", "backbone.layers.1.mixer.")
+             for n in ("A_log", "D", "dt_bias", "norm.weight", "conv1d.weight", "conv1d.bias", "in_proj.weight", "in_proj_qkvz.weight", "in_proj_ba.weight")]
     for seed in range(100):  # one whose greedy text has no close calls
         w32 = weights(config, 1000 + seed)
         w = {k: v.double() for k, v in w32.items()}

@@ -6,7 +6,7 @@ local from = require "mlua.from"
 
 local root = os.getenv "ROOT" and os.getenv "ROOT" .. "/" or core.options().script:match "^(.*)tests/lua/" or ""
 -- The script of each family (tests/hf_peers.py reads this table).
-local FILES = { gpt2 = "gpt", llama = "llama", mistral = "llama", qwen2 = "llama", qwen3 = "llama", mixtral = "gpt_moe", qwen3_moe = "gpt_moe", gemma2 = "gemma", gemma3 = "gemma", deepseek_v3 = "deepseek" }
+local FILES = { gpt2 = "gpt", llama = "llama", mistral = "llama", qwen2 = "llama", qwen3 = "llama", mixtral = "gpt_moe", qwen3_moe = "gpt_moe", gemma2 = "gemma", gemma3 = "gemma", deepseek_v3 = "deepseek", mamba2 = "mamba", qwen3_next = "hybrid" }
 
 local failures = 0
 local function check(what, error, bound)

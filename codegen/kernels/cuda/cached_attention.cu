@@ -1,0 +1,209 @@
+/* CACHED_ATTENTION, for few queries (decoding), and in any dtype and strides: a block has up to
+ * QUERIES queries that read one head of keys, and one of SPLITS parts of these; its warps take KEYS
+ * keys in turn.
+ *
+ * A warp reads a key, and a value, with all lanes: lane l has columns (32 step + l) VEC + 0 ..
+ * VEC-1. Its KEYS * QUERIES = 32 sums of products are exchanged so that each lane ends up with one
+ * whole score, of key l / QUERIES and query l % QUERIES: score function, mask and exponential are
+ * computed once each. At last the block adds up what its warps have. */
+#ifndef MLUA_EMBEDDED
+#include "prelude.cuh"
+#define ENTRY cached_attention
+#define POINTERS 8
+#define EXP ml_exp_f32
+#define K_VEC 4 /* elements that a lane loads at once */
+#define V_VEC 4
+#define WARPS 4
+#endif
+#include "cached_attention_work.cuh"
+
+#define KEYS (32 / QUERIES)
+#define K_STEPS ((HEAD_DIM + 32 * K_VEC - 1) / (32 * K_VEC))
+#define V_STEPS ((VALUE_DIM + 32 * V_VEC - 1) / (32 * V_VEC))
+#define ALL 0xffffffffu
+
+struct arguments {
+    char *p[POINTERS];
+};
+template <int N> struct alignas(N * sizeof(ELEMENT)) pack { ELEMENT at[N]; };
+
+/* Columns of a row of a pool; zeros behind the last one. */
+template <int N, int WIDTH>
+static __device__ __forceinline__ void load(const ELEMENT *row, long long stride, int column,
+                                            float (&to)[N]) {
+    if (column >= WIDTH) {
+        for (int i = 0; i < N; i++) to[i] = 0;
+    } else if (N > 1) {
+        const pack<N> x = *(const pack<N> *)(row + column);
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = LOAD(x.at[i]);
+    } else
+        to[0] = LOAD(row[column * stride]);
+}
+static __device__ __forceinline__ void load_queries(const arguments &a, const work &w,
+                                                    float (&q)[QUERIES][K_STEPS][K_VEC]) {
+    const int lane = threadIdx.x % 32;
+    for (int c = 0; c < QUERIES; c++) {
+        const int query = w.first + c, i = query / GROUP, head = w.kv_head * GROUP + query % GROUP;
+        const QUERY *from = (const QUERY *)a.p[0] + Q_OF(w.row, head, i);
+        for (int step = 0; step < K_STEPS; step++)
+            for (int e = 0; e < K_VEC; e++) {
+                const int d = (step * 32 + lane) * K_VEC + e;
+                q[c][step][e] =
+                    query < ALL_QUERIES && d < HEAD_DIM ? QUERY_LOAD(from[d * Q_DIM]) * SCALE : 0;
+            }
+    }
+}
+/* Lane l gets the sum over all lanes of sum[l]. */
+static __device__ __forceinline__ float exchange(float (&sum)[32]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2)
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            const bool upper = lane & width;
+            const float mine = upper ? sum[i + width] : sum[i];
+            const float other = upper ? sum[i] : sum[i + width];
+            sum[i] = mine + __shfl_xor_sync(ALL, other, width);
+        }
+    return sum[0];
+}
+/* The score of this lane: LOWEST where its query does not see its key. */
+static __device__ __forceinline__ float score_key(const arguments &a, const work &w, int key,
+                                                  int pool_row, float x) {
+    const int lane = threadIdx.x % 32, query = w.first + lane % QUERIES, row = w.row;
+    const int kv = key + lane / QUERIES, i = query / GROUP, position = w.start + i;
+    const int head = w.kv_head * GROUP + query % GROUP;
+    (void)a, (void)pool_row, (void)row, (void)head, (void)position;
+    if (kv >= w.end || query >= ALL_QUERIES || !VISIBLE(position, kv)) return LOWEST;
+    SCORE;
+    return x < LOWEST ? LOWEST : x;
+}
+static __device__ __forceinline__ float scores(const arguments &a, const work &w, int key,
+                                               int pool_row,
+                                               const float (&q)[QUERIES][K_STEPS][K_VEC]) {
+    const ELEMENT *k = (const ELEMENT *)a.p[1] + w.kv_head * K_HEAD;
+    const int lane = threadIdx.x % 32;
+    float sum[32];
+#pragma unroll
+    for (int j = 0; j < KEYS; j++) {
+        const ELEMENT *from = k + __shfl_sync(ALL, pool_row, j * QUERIES) * K_POOL;
+#pragma unroll
+        for (int c = 0; c < QUERIES; c++) sum[j * QUERIES + c] = 0;
+#pragma unroll
+        for (int step = 0; step < K_STEPS; step++) {
+            float x[K_VEC];
+            load<K_VEC, HEAD_DIM>(from, K_DIM, (step * 32 + lane) * K_VEC, x);
+#pragma unroll
+            for (int c = 0; c < QUERIES; c++)
+#pragma unroll
+                for (int e = 0; e < K_VEC; e++) sum[j * QUERIES + c] += q[c][step][e] * x[e];
+        }
+    }
+    return score_key(a, w, key, pool_row, exchange(sum));
+}
+static __device__ __forceinline__ void add_values(const arguments &a, const work &w, int key,
+                                                  int pool_row, float weight,
+                                                  float (&out)[QUERIES][V_STEPS][V_VEC]) {
+    const ELEMENT *v = (const ELEMENT *)a.p[2] + w.kv_head * V_HEAD;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < KEYS; j++) {
+        const ELEMENT *from = v + __shfl_sync(ALL, pool_row, j * QUERIES) * V_POOL;
+        float each[QUERIES];
+#pragma unroll
+        for (int c = 0; c < QUERIES; c++) each[c] = __shfl_sync(ALL, weight, j * QUERIES + c);
+        if (key + j >= w.end) continue; /* what lies there may be anything */
+#pragma unroll
+        for (int step = 0; step < V_STEPS; step++) {
+            float x[V_VEC];
+            load<V_VEC, VALUE_DIM>(from, V_DIM, (step * 32 + lane) * V_VEC, x);
+#pragma unroll
+            for (int c = 0; c < QUERIES; c++)
+#pragma unroll
+                for (int e = 0; e < V_VEC; e++) out[c][step][e] += each[c] * x[e];
+        }
+    }
+}
+/* Over the lanes of one query. */
+static __device__ __forceinline__ float largest_of(float x) {
+    for (int d = QUERIES; d < 32; d *= 2) {
+        const float y = __shfl_xor_sync(ALL, x, d);
+        x = y > x ? y : x;
+    }
+    return x;
+}
+static __device__ __forceinline__ float sum_of(float x) {
+    for (int d = QUERIES; d < 32; d *= 2) x += __shfl_xor_sync(ALL, x, d);
+    return x;
+}
+/* From shared memory, where each warp has PARTIAL_ROW numbers of each query. */
+static __device__ __forceinline__ void write_block(const arguments &a, const work &w,
+                                                   const float *parts) {
+    for (int at = threadIdx.x; at < QUERIES * VALUE_DIM; at += 32 * WARPS) {
+        const int c = at / VALUE_DIM, d = at % VALUE_DIM, query = w.first + c;
+        const int head = w.kv_head * GROUP + query % GROUP, i = query / GROUP;
+        if (query >= ALL_QUERIES) continue;
+        float largest = LOWEST, sum = 0, out = 0;
+        for (int warp = 0; warp < WARPS; warp++) {
+            const float x = parts[(warp * QUERIES + c) * PARTIAL_ROW + VALUE_DIM];
+            largest = x > largest ? x : largest;
+        }
+        for (int warp = 0; warp < WARPS; warp++) {
+            const float *part = parts + (warp * QUERIES + c) * PARTIAL_ROW;
+            if (part[VALUE_DIM + 1] == 0) continue; /* it has no keys */
+            const float factor = EXP(part[VALUE_DIM] - largest);
+            sum += part[VALUE_DIM + 1] * factor;
+            out += part[d] * factor;
+        }
+#if SPLITS > 1
+        float *to = (float *)a.p[PARTIAL_AT] + PART_OF((long long)w.row, head, i, w.split);
+        to[d] = out;
+        if (d == 0) to[VALUE_DIM] = largest, to[VALUE_DIM + 1] = sum;
+#else
+        ((QUERY *)a.p[O_AT])[O_OF(w.row, head, i) + d * O_DIM] =
+            QUERY_STORE(sum == 0 ? 0 : out / sum);
+#endif
+    }
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
+    extern __shared__ float shared[];
+    const work w = find_work(a.p);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float q[QUERIES][K_STEPS][K_VEC], out[QUERIES][V_STEPS][V_VEC] = {};
+    float largest = LOWEST, sum = 0; /* of query lane % QUERIES; sums of this lane's keys */
+    load_queries(a, w, q);
+    for (int key = w.begin + warp * KEYS; key < w.end; key += WARPS * KEYS) {
+        const int pool_row = row_of_key(a.p, w, key + lane / QUERIES);
+        const float score = scores(a, w, key, pool_row, q);
+        float next = largest_of(score);
+        next = next > largest ? next : largest;
+        const float base = next <= LOWEST ? 0 : next; /* a query without keys so far */
+        const float rescale = EXP(largest - base), weight = EXP(score - base);
+        largest = next;
+        sum = sum * rescale + weight;
+#pragma unroll
+        for (int c = 0; c < QUERIES; c++) {
+            const float factor = __shfl_sync(ALL, rescale, c);
+#pragma unroll
+            for (int step = 0; step < V_STEPS; step++)
+#pragma unroll
+                for (int e = 0; e < V_VEC; e++) out[c][step][e] *= factor;
+        }
+        add_values(a, w, key, pool_row, weight, out);
+    }
+    sum = sum_of(sum);
+    float *parts = shared + warp * QUERIES * PARTIAL_ROW;
+    for (int c = 0; c < QUERIES; c++)
+        for (int step = 0; step < V_STEPS; step++)
+            for (int e = 0; e < V_VEC; e++) {
+                const int d = (step * 32 + lane) * V_VEC + e;
+                if (d < VALUE_DIM) parts[c * PARTIAL_ROW + d] = out[c][step][e];
+            }
+    if (lane < QUERIES) {
+        parts[lane * PARTIAL_ROW + VALUE_DIM] = largest;
+        parts[lane * PARTIAL_ROW + VALUE_DIM + 1] = sum;
+    }
+    __syncthreads();
+    write_block(a, w, shared);
+}

@@ -1,0 +1,231 @@
+/* What passes over the chunks need of each chunk of a scan with a decay for each key
+ * (delta_scan_keys.cuh), all chunks at once, as bf16: T W, T B, E and F; for the gradient T W, T B,
+ * T^T U, E T, and F and B; q, w, u and k with their decays from the chunk's beginning or to its
+ * end. And in f32 the decay of the chunk by key. */
+#ifndef MLUA_EMBEDDED
+#include "prelude.cuh"
+#define ENTRY delta_scan_keys_prepare
+#define GRADIENT 0
+#define Q_AT 0
+#define Q_OFFSET(batch) ((batch)*1048576LL)
+#define Q_STEP 128LL
+#define K_AT 1
+#define K_OFFSET(batch) ((batch)*1048576LL)
+#define K_STEP 128LL
+#define U_AT 5
+#define U_OFFSET(batch) ((batch)*1048576LL)
+#define U_STEP 128LL
+#define W_AT 6
+#define W_OFFSET(batch) ((batch)*1048576LL)
+#define W_STEP 128LL
+#define TW_WORK 0LL /* where matrices of all chunks begin: 64 x keys */
+#define TB_WORK 0LL /* 64 x 64, and those that follow */
+#define E_WORK 0LL  /* not for the gradient */
+#define F_WORK 0LL
+#define B_WORK 0LL  /* for the gradient */
+#define TU_WORK 0LL /* 64 x keys, likewise */
+#define ET_WORK 0LL
+#define QD_WORK 0LL /* with decays, 64 x keys */
+#define WD_WORK 0LL /* for the gradient */
+#define UD_WORK 0LL
+#define KD_WORK 0LL
+#define FACTORS_WORK 0LL /* 512: as f32 the chunk's decays by key */
+#endif
+#include "delta_scan_keys.cuh"
+
+enum {
+    TILE = CHUNK * KEYS * 2,
+    DECAYS_SHARED = 4 * TILE, /* f32, rows by position */
+    BLOCKS_SHARED = DECAYS_SHARED + CHUNK * KEYS * 4,
+    A_SHARED = BLOCKS_SHARED + SUBS * KEYS * 4,
+    T_SHARED = A_SHARED + CHUNK * LD * 4, /* at first products in sub-blocks */
+    B_SHARED = T_SHARED + CHUNK * LD * 4,
+    PAIRS = SUBS * SUB * SUB /* f32, of one of A, B, E, F */
+};
+#include "delta_scan_inverse.cuh"
+
+/* Products in sub-blocks by elements: q or w by u and k, of two halves of the keys. A thread has a
+ * column j; results in `pairs` are by u, then by k, of q, then of w. */
+static __device__ __forceinline__ void find_pairs(char *base, const float *decays, float *pairs) {
+    const int column = threadIdx.x % CHUNK, own = column % SUB, first = column - own;
+    const int half = threadIdx.x / CHUNK % 2, of_w = threadIdx.x / (2 * CHUNK);
+    const bool later = AFTER && !of_w;
+    const char *rows = base + of_w * TILE, *u = base + 2 * TILE, *k = base + 3 * TILE;
+    float by_u[SUB] = {}, by_k[SUB] = {};
+    for (int key = half * (KEYS / 2); key < (half + 1) * (KEYS / 2) && (RANK || !of_w); key += 2) {
+        const auto pair_of = [&](const char *tile, int row) {
+            return *(const unsigned *)(tile + swizzled<CHUNK>(row, key / 8) + key % 8 * 2);
+        };
+        const unsigned own_u = RANK ? pair_of(u, column) : 0, own_k = pair_of(k, column);
+        float product[2] = {1, 1};
+#pragma unroll
+        for (int p = 0; p < SUB; p++) {
+            const unsigned x = pair_of(rows, first + p);
+            const float2 by = *(const float2 *)(decays + (first + p) * KEYS + key);
+            const float before[2] = {product[0], product[1]};
+            if (p > own) product[0] *= by.x, product[1] *= by.y;
+            if (later ? p < own : p <= own) continue;
+            const float low = __uint_as_float(x << 16) * (later ? product[0] : before[0]);
+            const float high = __uint_as_float(x & 0xffff0000u) * (later ? product[1] : before[1]);
+            if (RANK)
+                by_u[p] += low * __uint_as_float(own_u << 16) +
+                           high * __uint_as_float(own_u & 0xffff0000u);
+            by_k[p] +=
+                low * __uint_as_float(own_k << 16) + high * __uint_as_float(own_k & 0xffff0000u);
+        }
+    }
+    float *to = pairs + of_w * 2 * PAIRS + first * SUB + own;
+    for (int turn = 0; turn < 2; turn++) {
+        if (half == turn)
+#pragma unroll
+            for (int p = 0; p < SUB; p++) {
+                to[p * SUB] = (turn ? to[p * SUB] : 0) + by_u[p];
+                to[PAIRS + p * SUB] = (turn ? to[PAIRS + p * SUB] : 0) + by_k[p];
+            }
+        __syncthreads();
+    }
+}
+/* The decays of a whole sub-block, of the columns of a left operand. */
+static __device__ __forceinline__ void scale_left(unsigned (&x)[4], const float *block, int depth) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 by = *(const float2 *)(block + depth + i / 2 * 8 + lane_column());
+        x[i] = pack_bf16(__uint_as_float(x[i] << 16) * by.x,
+                         __uint_as_float(x[i] & 0xffff0000u) * by.y);
+    }
+}
+/* A warp's 16 rows of scores by u and k, blocks on and below the diagonal. */
+static __device__ __forceinline__ void find_scores(float (&by_u)[8][4], float (&by_k)[8][4],
+                                                   unsigned rows, unsigned u, unsigned k,
+                                                   const float *blocks, const float *pairs,
+                                                   int block) {
+#pragma unroll
+    for (int depth = 0; depth < KEYS; depth += 16) {
+        unsigned left[4], right[4];
+        left_of_tile(left, rows, block * SUB, depth);
+#pragma unroll
+        for (int n = SUBS - 2; n >= 0; n--) {
+            if (n >= block) continue;
+            if (RANK) {
+                right_of_rows(right, u, n * SUB, depth);
+                mma(by_u[2 * n], left, right[0], right[1]);
+                mma(by_u[2 * n + 1], left, right[2], right[3]);
+            }
+            right_of_rows(right, k, n * SUB, depth);
+            mma(by_k[2 * n], left, right[0], right[1]);
+            mma(by_k[2 * n + 1], left, right[2], right[3]);
+            if (n > 0) scale_left(left, blocks + n * KEYS, depth);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (n / 2 != block) continue;
+            const int row = lane_row() + i / 2 * 8, column = n % 2 * 8 + lane_column() + i % 2;
+            const float *from = pairs + (block * SUB + row) * SUB + column;
+            by_u[n][i] = from[0], by_k[n][i] = from[PAIRS];
+        }
+}
+/* Rows with the decays of whole sub-blocks too: before q and w, behind u and k; and by key those of
+ * the chunk. */
+static __device__ __forceinline__ void scale_by_blocks(char *base, const float *blocks,
+                                                       float *chunk) {
+    for (int item = threadIdx.x; item < SUBS * KEYS; item += 256) {
+        const int key = item % KEYS, sub = item / KEYS;
+        float before = 1, behind = 1;
+        for (int i = 0; i < sub; i++) before *= blocks[i * KEYS + key];
+        for (int i = sub + 1; i < SUBS; i++) behind *= blocks[i * KEYS + key];
+        if (sub == 0) chunk[key] = behind * blocks[key];
+        for (int row = sub * SUB; row < (sub + 1) * SUB; row++)
+            for (int which = 0; which < 4; which++) {
+                if (!RANK && (which == 1 || which == 2)) continue;
+                ml_bf16 *at = element_of(base + which * TILE, row, key);
+                *at = ml_store_bf16(ml_load_bf16(*at) * (which < 2 ? before : behind));
+            }
+    }
+}
+static __device__ __forceinline__ void store_tile(ml_bf16 *to, const char *tile) {
+    for (int i = threadIdx.x; i < CHUNK * KEYS / 8; i += 256)
+        *(uint4 *)(to + i * 8) =
+            *(const uint4 *)(tile + swizzled<CHUNK>(i / (KEYS / 8), i % (KEYS / 8)));
+}
+#define COPY(tile, X)                                                                              \
+    copy_rows<KEYS, CHUNK, 256>(                                                                   \
+        tile, 0, (const ml_bf16 *)a.p[X##_AT] + X##_OFFSET(batch) + chunk * CHUNK * X##_STEP,      \
+        X##_STEP, there)
+static __device__ __forceinline__ void load_chunk(const arguments &a, char *base, long long batch,
+                                                  int chunk) {
+    const unsigned at = shared_address(base);
+    const int there = THERE(chunk);
+    COPY(at, Q);
+    COPY(at + 3 * TILE, K);
+#if RANK
+    COPY(at + TILE, W);
+    COPY(at + 2 * TILE, U);
+#endif
+    copies_commit();
+    load_decays((float *)(base + DECAYS_SHARED), a, batch, chunk);
+    copies_wait();
+    __syncthreads();
+}
+/* A and B of a warp's rows, for the inverse. */
+static __device__ __forceinline__ void keep_scores(char *base, const float (&by_u)[8][4],
+                                                   const float (&by_k)[8][4], int block) {
+    float *score = (float *)(base + A_SHARED);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = block * 16 + lane_row() + r * 8;
+            *(float2 *)(score + row * LD + n * 8 + lane_column()) =
+                float2{by_u[n][2 * r], by_u[n][2 * r + 1]};
+            *(unsigned *)(base + B_SHARED + swizzled<CHUNK>(row, n) + lane_column() * 2) =
+                pack_bf16(by_k[n][2 * r], by_k[n][2 * r + 1]);
+        }
+}
+static __device__ __forceinline__ void invert(char *base) {
+    const int warp = threadIdx.x / 32;
+    float *score = (float *)(base + A_SHARED), *t = (float *)(base + T_SHARED);
+    for (int i = threadIdx.x; i < CHUNK * LD; i += 256) t[i] = 0;
+    __syncthreads();
+    if (warp / 2 == 2) invert_diagonal(score, t, threadIdx.x - 128);
+    __syncthreads();
+    if (warp >= 4 && warp < 7) invert_below(score, t, warp - 4);
+    __syncthreads();
+}
+extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(arguments a) {
+    extern __shared__ uint4 shared[];
+    char *base = (char *)shared;
+    const unsigned at = shared_address(base);
+    const int chunk = blockIdx.x % CHUNKS, warp = threadIdx.x / 32, block = warp % 4;
+    const long long batch = blockIdx.x / CHUNKS, number = blockIdx.x, rows = block * 16 * CHUNK;
+    const float *decays = (const float *)(base + DECAYS_SHARED);
+    float *blocks = (float *)(base + BLOCKS_SHARED), *pairs = (float *)(base + T_SHARED);
+    float by_u[8][4] = {}, by_k[8][4] = {};
+    load_chunk(a, base, batch, chunk);
+    find_pairs(base, decays, pairs);
+    scale_in_blocks(base, base, TILE, decays, blocks);
+    __syncthreads();
+    if (RANK || warp < 4)
+        find_scores(by_u, by_k, at + warp / 4 * TILE, at + 2 * TILE, at + 3 * TILE, blocks,
+                    pairs + warp / 4 * 2 * PAIRS, block);
+    if (warp < 4) {
+        store_scores(by_k, work_of(a, F_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
+        if (RANK && !GRADIENT)
+            store_scores(by_u, work_of(a, E_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
+    } else if (RANK) {
+        if (GRADIENT) store_scores(by_k, work_of(a, B_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
+        keep_scores(base, by_u, by_k, block);
+    }
+    __syncthreads();
+    scale_by_blocks(base, blocks, (float *)work_of(a, FACTORS_WORK, number, 512));
+    __syncthreads();
+    store_tile(work_of(a, QD_WORK, number, CHUNK * KEYS), base);
+    store_tile(work_of(a, KD_WORK, number, CHUNK * KEYS), base + 3 * TILE);
+    if (!RANK) return;
+    store_tile(work_of(a, UD_WORK, number, CHUNK * KEYS), base + 2 * TILE);
+    if (GRADIENT) store_tile(work_of(a, WD_WORK, number, CHUNK * KEYS), base + TILE);
+    invert(base);
+    multiply_by_inverse(a, base, number, nullptr, nullptr, by_u);
+}

@@ -1,0 +1,135 @@
+/* Inside of runtime/increment. */
+#ifndef ML_INCREMENT_INTERNAL_H
+#define ML_INCREMENT_INTERNAL_H
+
+#include "runtime/increment/increment.h"
+
+/* How a node of the whole program depends on positions. */
+typedef struct {
+    bool fed;      /* it depends on the tokens */
+    ml_axis axis;  /* then: its axis of positions */
+    ml_axis batch; /* of size 1, which increments leave out; 0: none */
+    int64_t lead;  /* position p makes known the element p + lead of the axis */
+} place;
+
+/* Which positions a value is computed for: all new ones of a row, or the last alone. */
+typedef enum { AT_NEW, AT_LAST } at_positions;
+
+/* Axes `axis` and `batch` of a node of the whole program have the axes of `by` instead. */
+typedef struct {
+    ml_axis axis, batch;
+    ml_type by;
+} lifting;
+
+typedef struct {
+    ml_ref node;
+    ml_axis axis, batch;
+    int64_t lead;
+    at_positions at;
+    ml_ref value;
+} table_entry;
+
+typedef struct {
+    ml_graph *g;
+    ml_arena *arena;
+    const ml_increment *in;
+    ml_kept_list *kept;
+    ml_increment_result *out;
+    ml_ref end;        /* nodes of the whole program are before it */
+    bool *live;        /* by node: the logits depend on it */
+    place *places;     /* by node */
+    uint8_t *needs;    /* by node: a bit for each at_positions */
+    ml_ref *values[2]; /* by at_positions and node; 0: not computed */
+    ml_ref *pools;     /* by node: the pool that holds it, after this step; 0: none */
+    ml_axis row, fresh, slot, pool, past;
+    int64_t rows, size[2]; /* of `row`; of `fresh` by at_positions */
+    ml_ref position[2];    /* i32 {row, new} */
+    ml_ref valid;          /* bool {row, new}: i < count */
+    ml_ref begins, active; /* bool {row}: start == 0; count > 0 */
+    ML_VEC(table_entry) tables;
+    ml_index table_index;
+} increment;
+
+/* refuse.c: raise, for node n of the whole program. `help`: what would mend it; may be NULL. */
+_Noreturn void increment_refuse(increment *inc, ml_ref n, const char *help, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* types.c */
+ml_type increment_plain(ml_dtype dtype);
+void increment_push(ml_type *t, ml_axis axis, int64_t size);
+/* t without the axes a and b, which it may lack. */
+ml_type increment_without(const ml_type *t, ml_axis a, ml_axis b);
+ml_type increment_lifted_type(const ml_type *t, const lifting *by);
+/* Whether an argument of n is this axis. */
+bool increment_names(const ml_graph *g, ml_ref n, ml_axis axis);
+/* Whether n computes a part along an axis from the same part of its operands. */
+bool increment_by_parts(const ml_graph *g, ml_ref n, ml_axis axis);
+/* n without an axis of size 1; n itself where it has none of that name. */
+ml_ref increment_squeeze(ml_graph *g, ml_ref n, ml_axis axis);
+/* Axis `axis` of source 0, or of the others, as `axis` of the result of a RENAME; else itself. */
+ml_axis increment_renamed(const ml_graph *g, ml_ref n, ml_axis axis);
+ml_axis increment_before(const ml_graph *g, ml_ref n, ml_axis axis);
+
+/* lift.c: node n by its lifted operands. */
+ml_ref increment_lift(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
+
+/* places.c: all that the logits depend on. Raises for what is not causal. */
+void increment_find_places(increment *inc);
+bool increment_mixes(const increment *inc, ml_ref n); /* reads other positions of its operands */
+/* Of operand i of n: the lead at which n reads it. */
+int64_t increment_source_lead(const increment *inc, ml_ref n, int i);
+
+/* tables.c: what depends on no token, at the positions `at` of an axis, shifted by `lead`. */
+ml_ref increment_table(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, int64_t lead,
+                       at_positions at);
+/* The first `count` elements along the axis of a node that depends on tokens and whose lead is no
+ * less than that: {past, ...}. Of another node, along `axis`. */
+ml_ref increment_prefix(increment *inc, ml_ref n, int64_t count);
+ml_ref increment_part(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, int64_t first,
+                      int64_t last);
+
+/* moves.c */
+/* n by its lifted operands, where it computes each position from the same ones of its operands:
+ * also where it renames, splits or merges the axes of positions and of the batch. */
+ml_ref increment_move(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
+/* positions.c */
+lifting increment_by(const increment *inc, ml_ref n, at_positions at);
+ml_ref increment_index(increment *inc, int64_t lead, at_positions at); /* position + lead */
+/* Of the new positions of each row the last. */
+ml_ref increment_last(increment *inc, ml_ref value);
+
+/* operands.c: operand i of n, at the lead at which n reads it. */
+ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at);
+
+/* states.c */
+/* The state of this kind that holds n, and as many rows: of type {slot or pool, value's axes}. */
+uint32_t increment_state(increment *inc, ml_kept_kind kind, ml_ref n, int64_t rows,
+                         const ml_type *value);
+/* {row, ...} of a slot state, `initial` where a sequence begins. */
+ml_ref increment_slot_read(increment *inc, uint32_t state, ml_ref initial);
+/* value {row, ...}: what rows with new positions hold from now on. */
+void increment_slot_write(increment *inc, uint32_t state, ml_ref value);
+/* n's value as it was `delay` positions before; {row, new, ...}. */
+ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay);
+/* {row, new = rows + new, ...}: n's last `rows` values before the new ones, then those. */
+ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows);
+/* The pool that holds s, {pool, ...}, with `value`, s at the new positions: element p + lead of the
+ * axis is in the row of position p + lead. */
+ml_ref increment_pool(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref value);
+
+/* ends.c */
+/* PAD and CONCAT along the positions. */
+ml_ref increment_pad(increment *inc, ml_ref n, at_positions at);
+ml_ref increment_concat(increment *inc, ml_ref n, at_positions at);
+/* value {row, new, ...} of node s at `lead`, 0 beyond the ends of its axis. */
+ml_ref increment_bounded(increment *inc, ml_ref value, int64_t lead, int64_t first, int64_t last,
+                         at_positions at);
+
+/* mix.c, attend.c, scan.c: ops that read earlier positions; {row, new, ...} */
+ml_ref increment_attention(increment *inc, ml_ref n, at_positions at);
+ml_ref increment_cumsum(increment *inc, ml_ref n);
+ml_ref increment_conv(increment *inc, ml_ref n);
+ml_ref increment_linear_scan(increment *inc, ml_ref n);
+ml_ref increment_recurrence(increment *inc, ml_ref n);
+
+#endif

@@ -1,0 +1,53 @@
+/* Convolutions and running sums, whose states are the last inputs and the sum. */
+#include "runtime/graph/conv.h"
+#include "runtime/increment/internal.h"
+
+static void find_window(increment *inc, ml_ref n, conv_window *out) {
+    conv_window windows[CONV_WINDOWS];
+    int count = conv_read(inc->g, n, windows);
+    for (int i = 0; i < count; i++)
+        if (windows[i].axis == inc->places[n].axis) *out = windows[i];
+}
+
+/* The operand's elements from which the new positions are computed, `reach` before those on. */
+static ml_ref window_rows(increment *inc, ml_ref n, int64_t rows, int64_t after) {
+    ml_graph *g = inc->g;
+    ml_ref s = ml_graph_source(g, n, 0);
+    ml_ref all = increment_stacked(inc, s, rows);
+    return ml_slice(g, all, inc->fresh, 0, rows + inc->size[AT_NEW] - after);
+}
+
+ml_ref increment_conv(increment *inc, ml_ref n) {
+    ml_graph *g = inc->g;
+    conv_window w = {0}, windows[CONV_WINDOWS];
+    find_window(inc, n, &w);
+    int count = conv_read(g, n, windows);
+    int64_t span = w.dilation * (conv_taps(g, n, &w) - 1);
+    int64_t least = span < 0 ? span : 0, most = span < 0 ? 0 : span;
+    int64_t lead = inc->places[n].lead, from = inc->places[ml_graph_source(g, n, 0)].lead;
+    ml_ref rows =
+        window_rows(inc, n, from - lead + w.before - least, from - lead + w.before - most);
+    for (int i = 0; i < count; i++) {
+        if (windows[i].axis != w.axis) continue;
+        windows[i].axis = inc->fresh;
+        windows[i].before = least;
+    }
+    lifting by = increment_by(inc, n, AT_NEW);
+    ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
+    return ml_conv(g, rows, ml_graph_source(g, n, 1), windows, count, &type);
+}
+
+ml_ref increment_cumsum(increment *inc, ml_ref n) {
+    ml_graph *g = inc->g;
+    ml_ref value = increment_operand(inc, n, 0, AT_NEW);
+    ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
+    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);
+    ml_ref none = ml_const(g, (ml_dtype)rest.dtype, 0);
+    ml_ref before = increment_slot_read(inc, state, none);
+    if (inc->size[AT_NEW] > 1)
+        value = ml_graph_add(g, ML_OP_CUMSUM, &value, 1, (int64_t[]){inc->fresh, 0}, 2, NULL);
+    value = ml_map2(g, ML_OP_ADD, value, before);
+    ml_ref last = increment_squeeze(g, increment_last(inc, value), inc->fresh);
+    increment_slot_write(inc, state, last);
+    return value;
+}

@@ -1,0 +1,32 @@
+/* Values of operands at the new positions. */
+#include "runtime/increment/internal.h"
+
+/* What depends on no token beside n: a table over n's positions where it has that axis and n keeps
+ * it. */
+static ml_ref table_operand(increment *inc, ml_ref n, int i, at_positions at) {
+    const place *p = &inc->places[n];
+    ml_ref s = ml_graph_source(inc->g, n, i);
+    int64_t lead = increment_source_lead(inc, n, i);
+    ml_axis axis = p->axis;
+    bool gathered = ml_graph_node(inc->g, n)->op == ML_OP_GATHER && i == 0;
+    if (gathered && ml_graph_args(inc->g, n)[0] == axis)
+        return increment_squeeze(inc->g, s, p->batch);
+    if (ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION && (i == 1 || i == 2))
+        axis = (ml_axis)ml_graph_args(inc->g, n)[1];
+    return increment_table(inc, s, axis, p->batch, lead, at);
+}
+
+ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at) {
+    ml_ref s = ml_graph_source(inc->g, n, i);
+    const place *from = &inc->places[s];
+    if (!from->fed) return table_operand(inc, n, i, at);
+    int64_t delay = from->lead - increment_source_lead(inc, n, i);
+    ml_ref value = inc->values[at][s];
+    if (delay) {
+        value = increment_delayed(inc, s, delay);
+        if (at == AT_LAST) value = increment_last(inc, value);
+    }
+    if (inc->places[n].batch != from->batch && ml_graph_node(inc->g, n)->source_count > 1)
+        value = increment_squeeze(inc->g, value, inc->places[n].batch);
+    return value;
+}

@@ -1,0 +1,416 @@
+/* How each node of the whole program depends on positions, or why it is refused. */
+#include "runtime/graph/cached_attention.h"
+#include "runtime/graph/conv.h"
+#include "runtime/graph/linear_scan.h"
+#include "runtime/graph/recurrence.h"
+#include "runtime/increment/internal.h"
+
+static const char *const ALTERNATIVES =
+    "m.attention with causal = true, cumsum, m.conv with causal = true and m.scan read earlier "
+    "positions alone";
+
+static const char *axis_name(const increment *inc, ml_axis axis) {
+    return ml_axis_name(inc->g, axis);
+}
+
+static const char *op_name(const increment *inc, ml_ref n) {
+    return ml_ops[ml_graph_node(inc->g, n)->op].name;
+}
+
+/* The op to which a negative lead of n is due: none of its operands have one. */
+static ml_ref ahead_since(const increment *inc, ml_ref n) {
+    for (bool found = true; found;) {
+        found = false;
+        for (int i = 0; i < ml_graph_node(inc->g, n)->source_count && !found; i++) {
+            ml_ref s = ml_graph_source(inc->g, n, i);
+            if (!inc->places[s].fed || inc->places[s].lead >= 0) continue;
+            n = s;
+            found = true;
+        }
+    }
+    return n;
+}
+
+static _Noreturn void refuse_ahead(increment *inc, ml_ref n) {
+    ml_ref at = ahead_since(inc, n);
+    int64_t ahead = -inc->places[at].lead;
+    increment_refuse(
+        inc, at,
+        "a shift to earlier positions pads before: x:pad(\"seq\", 1, 0):slice(\"seq\", "
+        "0, n); m.conv has causal = true",
+        "%s looks ahead: what it gives at a position of \"%s\" depends on %lld later "
+        "%s",
+        op_name(inc, at), axis_name(inc, inc->places[at].axis), (long long)ahead,
+        ahead == 1 ? "one" : "ones");
+}
+
+/* Mixing ops read operands whose every element some position makes known. */
+static void require_known(increment *inc, ml_ref n, int i) {
+    ml_ref s = ml_graph_source(inc->g, n, i);
+    if (inc->places[s].fed && inc->places[s].lead < 0) refuse_ahead(inc, s);
+}
+
+/* What n is where it computes each position by itself: the common axis, the least lead. */
+static place combine(increment *inc, ml_ref n) {
+    place p = {0};
+    const ml_type *t = ml_graph_type(inc->g, n);
+    for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
+        const place *s = &inc->places[ml_graph_source(inc->g, n, i)];
+        if (!s->fed) continue;
+        if (p.fed && p.axis != s->axis)
+            increment_refuse(inc, n, ALTERNATIVES,
+                             "%s pairs all positions of \"%s\" with all of \"%s\", later ones too",
+                             op_name(inc, n), axis_name(inc, p.axis), axis_name(inc, s->axis));
+        int64_t lead = p.fed && p.lead < s->lead ? p.lead : s->lead;
+        ml_axis batch = p.batch ? p.batch : s->batch;
+        p = (place){true, s->axis, batch && ml_type_find(t, batch) >= 0 ? batch : 0, lead};
+    }
+    return p;
+}
+
+/* ---- Movements ------------------------------------------------------------------------------- */
+
+static place split_place(increment *inc, ml_ref n, place p) {
+    const int64_t *args = ml_graph_args(inc->g, n);
+    bool outer = args[2] == 1;
+    if (args[0] == p.batch) {
+        p.batch = (ml_axis)args[1];
+        return p;
+    }
+    if (args[0] != p.axis) return p;
+    if (!outer && args[4] != 1)
+        increment_refuse(
+            inc, n, "m.scan and m.attention work on the axis of positions itself",
+            "split cuts the positions of \"%s\" into parts, which has no increment yet",
+            axis_name(inc, p.axis));
+    p.axis = (ml_axis)args[outer ? 3 : 1];
+    return p;
+}
+
+static place merge_place(increment *inc, ml_ref n, place p) {
+    const int64_t *args = ml_graph_args(inc->g, n);
+    const ml_type *t = ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0));
+    if (args[0] != p.axis && args[1] != p.axis) {
+        if (args[0] == p.batch || args[1] == p.batch) p.batch = 0;
+        return p;
+    }
+    ml_axis other = (ml_axis)args[args[0] == p.axis];
+    if (ml_type_size(t, other) != 1)
+        increment_refuse(
+            inc, n, "merge other axes, or work on both",
+            "merge joins the positions of \"%s\" with axis \"%s\", which has no increment yet",
+            axis_name(inc, p.axis), axis_name(inc, other));
+    if (other == p.batch) p.batch = 0;
+    p.axis = (ml_axis)args[2];
+    return p;
+}
+
+/* Parts that depend on no token are before the others, or never read: what comes after the
+ * positions lies ahead of all of them. */
+static place concat_place(increment *inc, ml_ref n) {
+    place p = {0};
+    int64_t offset = 0;
+    ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
+    place all = combine(inc, n);
+    if (axis != all.axis) return all;
+    for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
+        ml_ref s = ml_graph_source(inc->g, n, i);
+        place part = inc->places[s];
+        part.lead += offset;
+        if (part.fed && (!p.fed || part.lead < p.lead)) p.lead = part.lead;
+        p.fed |= part.fed;
+        offset += ml_type_size(ml_graph_type(inc->g, s), axis);
+    }
+    return (place){true, axis, all.batch, p.lead};
+}
+
+static place gather_place(increment *inc, ml_ref n) {
+    ml_ref table = ml_graph_source(inc->g, n, 0);
+    place p = combine(inc, n);
+    ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
+    const place *t = &inc->places[table];
+    if (t->fed && axis == t->axis)
+        increment_refuse(inc, n, ALTERNATIVES,
+                         "gather reads any position of \"%s\", later ones too",
+                         axis_name(inc, axis));
+    if (t->fed && axis == t->batch)
+        increment_refuse(inc, n, NULL, "gather reads along the batch's axis \"%s\"",
+                         axis_name(inc, axis));
+    return p;
+}
+
+static place move_place(increment *inc, ml_ref n) {
+    const int64_t *args = ml_graph_args(inc->g, n);
+    place p = combine(inc, n);
+    switch ((ml_move_op)ml_graph_node(inc->g, n)->op) {
+    case ML_MOVE_BROADCAST:
+    case ML_MOVE_PERMUTE:
+    case ML_MOVE_PLACE:
+    case ML_MOVE_OUT: return p;
+    case ML_MOVE_RENAME: {
+        const place *s = &inc->places[ml_graph_source(inc->g, n, 0)];
+        p.axis = increment_renamed(inc->g, n, s->axis);
+        p.batch = s->batch ? increment_renamed(inc->g, n, s->batch) : 0;
+        return p;
+    }
+    case ML_MOVE_SLICE:
+        if (args[0] == p.axis) p.lead -= args[1];
+        return p;
+    case ML_MOVE_PAD:
+        if (args[0] == p.axis) p.lead += args[1];
+        if (args[0] == p.batch) increment_refuse(inc, n, NULL, "pad adds sequences to the batch");
+        return p;
+    case ML_MOVE_SPLIT:
+    case ML_MOVE_MERGE:
+        p.batch = inc->places[ml_graph_source(inc->g, n, 0)].batch;
+        return ml_graph_node(inc->g, n)->op == ML_OP_SPLIT ? split_place(inc, n, p)
+                                                           : merge_place(inc, n, p);
+    case ML_MOVE_CONCAT: return concat_place(inc, n);
+    case ML_MOVE_GATHER: return gather_place(inc, n);
+    }
+    return p;
+}
+
+/* ---- Ops that read other positions ----------------------------------------------------------- */
+
+bool increment_mixes(const increment *inc, ml_ref n) {
+    const place *p = &inc->places[n];
+    ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
+    if (!p->fed) return false;
+    if (op == ML_OP_ATTENTION || op == ML_OP_CONV || op == ML_OP_LINEAR_SCAN ||
+        op == ML_OP_RECURRENCE || op == ML_OP_CUMSUM)
+        return increment_names(inc->g, n, p->axis);
+    return false;
+}
+
+/* The lead that keys and values have both. */
+static int64_t least_lead(const increment *inc, ml_ref n) {
+    const place *k = &inc->places[ml_graph_source(inc->g, n, 1)];
+    const place *v = &inc->places[ml_graph_source(inc->g, n, 2)];
+    if (!k->fed || !v->fed) return k->fed ? k->lead : v->lead;
+    return k->lead < v->lead ? k->lead : v->lead;
+}
+
+/* The lead at which keys and values are read: those that are known before their position are
+ * delayed, for a sequence of n positions has blocks for n of them. */
+static int64_t key_lead(const increment *inc, ml_ref n) {
+    int64_t lead = least_lead(inc, n);
+    return lead < 0 ? lead : 0;
+}
+
+/* More keys than positions: those that no position gives come first, or it looks ahead. */
+static void require_key_count(increment *inc, ml_ref n, int64_t positions, int64_t keys) {
+    if (keys - positions > least_lead(inc, n))
+        increment_refuse(inc, n, "put what all see before the keys, not after them",
+                         "attention over %lld keys of %lld positions reads later ones",
+                         (long long)keys, (long long)positions);
+    if (keys > positions)
+        increment_refuse(inc, n, "a sink may be a term of a softmax's divisor",
+                         "attention over %lld keys of %lld positions has no increment yet: it "
+                         "needs keys that no position gives",
+                         (long long)keys, (long long)positions);
+}
+
+static place attention_place(increment *inc, ml_ref n) {
+    ml_attention_args a;
+    ml_attention_read(inc->g, n, &a);
+    const ml_ref *s = ml_graph_sources(inc->g, n);
+    const place *q = &inc->places[s[0]], *k = &inc->places[s[1]], *v = &inc->places[s[2]];
+    int count = ml_graph_node(inc->g, n)->source_count;
+    bool kv = k->fed || v->fed;
+    if ((q->fed && q->axis != a.seq) || (k->fed && k->axis != a.kv_seq) ||
+        (v->fed && v->axis != a.kv_seq) || !kv)
+        increment_refuse(inc, n, ALTERNATIVES,
+                         "attention over \"%s\" is not over the positions of its queries",
+                         axis_name(inc, a.kv_seq));
+    for (int i = 0; i < count; i++) require_known(inc, n, i);
+    int64_t seq = ml_type_size(ml_graph_type(inc->g, s[0]), a.seq);
+    int64_t keys = ml_type_size(ml_graph_type(inc->g, s[1]), a.kv_seq);
+    if (!a.causal)
+        increment_refuse(inc, n, "m.attention(q, k, v, { causal = true })",
+                         "attention without causal = true reads later positions");
+    require_key_count(inc, n, seq, keys);
+    ml_axis batch = q->fed ? q->batch : k->fed ? k->batch : v->batch;
+    ml_type rest = increment_without(ml_graph_type(inc->g, s[0]), a.seq, batch);
+    if (rest.rank != 2)
+        increment_refuse(inc, n, "merge the further axes into heads",
+                         "attention with axes beside heads and head_dim has no increment yet");
+    return (place){true, a.seq, batch, 0};
+}
+
+/* Elements beyond the end count as 0, which a step does not know. */
+static void require_length(increment *inc, ml_ref n, int64_t lead) {
+    ml_ref s = ml_graph_source(inc->g, n, 0);
+    int64_t context = ml_type_size(ml_graph_type(inc->g, inc->in->tokens), inc->in->seq);
+    int64_t size = ml_type_size(ml_graph_type(inc->g, s), inc->places[s].axis);
+    if (size < context + lead)
+        increment_refuse(inc, n, "convolve first, then slice",
+                         "conv pads %lld elements of %lld positions at the end", (long long)size,
+                         (long long)context);
+}
+
+static place conv_place(increment *inc, ml_ref n, place p) {
+    conv_window windows[CONV_WINDOWS];
+    int count = conv_read(inc->g, n, windows);
+    for (int i = 0; i < count; i++) {
+        const conv_window *w = &windows[i];
+        if (w->axis != p.axis) continue;
+        if (w->stride != 1 || w->up != 1 || conv_gives_taps(inc->g, n) ||
+            inc->places[ml_graph_source(inc->g, n, 1)].fed)
+            increment_refuse(inc, n, "m.conv(x, filter, { causal = true }), with stride 1",
+                             "conv along \"%s\" is not one step a position",
+                             axis_name(inc, p.axis));
+        int64_t last = w->dilation > 0 ? w->dilation * (conv_taps(inc->g, n, w) - 1) : 0;
+        require_known(inc, n, 0);
+        require_length(inc, n, p.lead);
+        p.lead -= last - w->before;
+        if (p.lead > 0) p.lead = 0;
+    }
+    return p;
+}
+
+static place scan_place(increment *inc, ml_ref n, place p, bool reverse, int first, int count) {
+    if (reverse)
+        increment_refuse(inc, n, "without reverse it reads earlier positions alone",
+                         "%s from the end reads later positions", op_name(inc, n));
+    for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
+        require_known(inc, n, i);
+        if (i >= first && i < first + count) continue;
+        if (inc->places[ml_graph_source(inc->g, n, i)].fed)
+            increment_refuse(inc, n, "let it be an input of the scan",
+                             "%s begins with, or uses, what depends on the tokens",
+                             op_name(inc, n));
+    }
+    p.lead = 0;
+    return p;
+}
+
+static place recurrence_place(increment *inc, ml_ref n, place p) {
+    ml_recurrence r;
+    ml_recurrence_read(inc->g, n, &r);
+    if (r.summed)
+        increment_refuse(inc, n, ALTERNATIVES, "scan sums over all positions, later ones too");
+    return scan_place(inc, n, p, r.reverse, 0, r.inputs);
+}
+
+static place linear_scan_place(increment *inc, ml_ref n, place p) {
+    ml_linear_scan scan;
+    ml_linear_scan_read(inc->g, n, &scan);
+    ml_ref state = ml_graph_source(inc->g, n, LINEAR_SCAN_STATE);
+    if (inc->places[state].fed)
+        increment_refuse(inc, n, NULL, "scan begins with what depends on the tokens");
+    return scan_place(inc, n, p, scan.reverse, 0, ml_graph_node(inc->g, n)->source_count);
+}
+
+/* Results of an op that gives several: what it is after the last position depends on all. */
+static void check_output(increment *inc, ml_ref n) {
+    ml_ref s = ml_graph_source(inc->g, n, 0);
+    ml_op op = (ml_op)ml_graph_node(inc->g, s)->op;
+    if (!increment_mixes(inc, s)) return;
+    ml_recurrence r = {0};
+    if (op == ML_OP_RECURRENCE) ml_recurrence_read(inc->g, s, &r);
+    if (op == ML_OP_RECURRENCE && ml_graph_args(inc->g, n)[0] < r.stacked) return;
+    increment_refuse(inc, n, "the outputs of m.scan at each position",
+                     op == ML_OP_ATTENTION ? "the logsumexp of attention is not kept"
+                                           : "the state after the last position depends on all");
+}
+
+static _Noreturn void refuse_over(increment *inc, ml_ref n, const place *p) {
+    const char *name = op_name(inc, n), *axis = axis_name(inc, p->axis);
+    if (increment_names(inc->g, n, p->axis))
+        increment_refuse(inc, n, ALTERNATIVES, "%s over \"%s\" reads all positions, later ones too",
+                         name, axis);
+    increment_refuse(inc, n, ALTERNATIVES,
+                     "%s over \"%s\" has no increment yet: it may read later positions", name,
+                     axis);
+}
+
+static place rest_place(increment *inc, ml_ref n) {
+    ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
+    if (op == ML_OP_ATTENTION) return attention_place(inc, n);
+    place p = combine(inc, n);
+    if (increment_names(inc->g, n, p.axis)) {
+        if (op == ML_OP_CONV) return conv_place(inc, n, p);
+        if (op == ML_OP_LINEAR_SCAN) return linear_scan_place(inc, n, p);
+        if (op == ML_OP_RECURRENCE) return recurrence_place(inc, n, p);
+        if (op == ML_OP_CUMSUM)
+            return scan_place(inc, n, p, ml_graph_args(inc->g, n)[1] != 0, 0, 1);
+    }
+    bool conv = op == ML_OP_CONV && !inc->places[ml_graph_source(inc->g, n, 1)].fed;
+    bool of_batch = increment_names(inc->g, n, p.batch) && ml_ops[op].op_class != ML_CLASS_REDUCE;
+    if ((!increment_by_parts(inc->g, n, p.axis) && !conv) || of_batch || op == ML_OP_RANDOM ||
+        increment_names(inc->g, n, p.axis) || ml_type_find(ml_graph_type(inc->g, n), p.axis) < 0)
+        refuse_over(inc, n, &p);
+    return p;
+}
+
+/* ---- All nodes ------------------------------------------------------------------------------- */
+
+static bool depends(const increment *inc, ml_ref n) {
+    for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++)
+        if (inc->places[ml_graph_source(inc->g, n, i)].fed) return true;
+    return false;
+}
+
+static void find_place(increment *inc, ml_ref n) {
+    const ml_node *node = ml_graph_node(inc->g, n);
+    if (n == inc->in->tokens) return;
+    if (node->op == ML_OP_INPUT)
+        increment_refuse(inc, n, "the logits of a model that generates depend on its tokens alone",
+                         "the model reads the input \"%s\" beside its tokens",
+                         ml_graph_input(inc->g, (uint32_t)ml_graph_args(inc->g, n)[0])->name);
+    if (!depends(inc, n)) return;
+    if (node->op == ML_OP_OUT) check_output(inc, n);
+    bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE;
+    inc->places[n] = moves                                ? move_place(inc, n)
+                     : ml_op_is_function((ml_op)node->op) ? combine(inc, n)
+                                                          : rest_place(inc, n);
+    const ml_type *t = ml_graph_type(inc->g, n);
+    ml_axis own = ml_type_find(t, inc->row) >= 0     ? inc->row
+                  : ml_type_find(t, inc->fresh) >= 0 ? inc->fresh
+                                                     : 0;
+    if (own)
+        increment_refuse(inc, n, "the axes of the new tokens need names that no model uses",
+                         "the model has an axis \"%s\"", axis_name(inc, own));
+}
+
+/* The batch of the tokens: an axis of size 1, if any. */
+static void place_tokens(increment *inc) {
+    ml_ref n = inc->in->tokens;
+    ml_type rest = increment_without(ml_graph_type(inc->g, n), inc->in->seq, 0);
+    if (ml_graph_node(inc->g, n)->op != ML_OP_INPUT || rest.rank > 1 ||
+        rest.rank == ml_graph_type(inc->g, n)->rank || (rest.rank && rest.size[0] != 1))
+        ml_raise(ML_INVALID, "the tokens of a whole program are an input over one sequence");
+    inc->places[n] = (place){true, inc->in->seq, rest.rank ? rest.axis[0] : 0, 0};
+}
+
+void increment_find_places(increment *inc) {
+    inc->live[inc->in->logits] = true;
+    for (ml_ref n = inc->in->logits; n > 0; n--)
+        for (int i = 0; inc->live[n] && i < ml_graph_node(inc->g, n)->source_count; i++)
+            inc->live[ml_graph_source(inc->g, n, i)] = true;
+    place_tokens(inc);
+    for (ml_ref n = 1; n < inc->end; n++)
+        if (inc->live[n]) find_place(inc, n);
+    const place *p = &inc->places[inc->in->logits];
+    if (!p->fed) ml_raise(ML_INVALID, "the logits do not depend on the tokens");
+    if (p->lead < 0) refuse_ahead(inc, inc->in->logits);
+}
+
+int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {
+    const ml_node *node = ml_graph_node(inc->g, n);
+    const place *p = &inc->places[n], *s = &inc->places[ml_graph_source(inc->g, n, i)];
+    if (node->op == ML_OP_CONCAT && ml_graph_args(inc->g, n)[0] == p->axis) {
+        int64_t offset = 0;
+        for (int k = 0; k < i; k++)
+            offset += ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, k)), p->axis);
+        return p->lead - offset;
+    }
+    if (node->source_count == 1 && !increment_mixes(inc, n)) return s->lead;
+    if (node->op == ML_OP_CONV) return s->lead;
+    if (node->op != ML_OP_ATTENTION) return p->lead;
+    ml_attention_args a;
+    ml_attention_read(inc->g, n, &a);
+    bool of_keys = i == 1 || i == 2 || (s->fed && s->axis == a.kv_seq && i > 2);
+    return of_keys ? key_lead(inc, n) : 0;
+}

@@ -1,0 +1,150 @@
+/* States of increments: what slots hold, pools of values by position, values of earlier positions.
+ */
+#include "runtime/increment/internal.h"
+
+static ml_ref state_node(ml_graph *g, uint32_t state) {
+    return ml_graph_add(g, ML_OP_STATE, NULL, 0, (int64_t[]){state}, 1, NULL);
+}
+
+static uint32_t new_state(increment *inc, ml_ref n, const ml_type *type) {
+    ml_graph *g = inc->g;
+    ml_state state = {.kind = ML_STATE_OTHER, .type = *type, .origin = *ml_graph_origin(g, n)};
+    uint32_t id = ml_graph_add_state(g, &state);
+    ml_graph_state(g, id)->initial = ml_broadcast(g, ml_const(g, (ml_dtype)type->dtype, 0), type);
+    return id;
+}
+
+uint32_t increment_state(increment *inc, ml_kept_kind kind, ml_ref n, int64_t rows,
+                         const ml_type *value) {
+    const bool pool = kind == ML_KEPT_POOL;
+    ml_type type = increment_plain((ml_dtype)value->dtype);
+    increment_push(&type, pool ? inc->pool : inc->slot, pool ? inc->in->pool : inc->in->slot_count);
+    for (int i = 0; i < value->rank; i++) increment_push(&type, value->axis[i], value->size[i]);
+    for (uint32_t i = 0; i < inc->kept->count; i++) {
+        const ml_kept *k = &inc->kept->at[i];
+        if (k->kind != kind || k->node != n || k->rows != rows) continue;
+        if (!ml_type_equal(&ml_graph_state(inc->g, k->state)->type, &type))
+            ml_raise(ML_INVALID, "programs that share kept states have one number of slots and of "
+                                 "positions in pools");
+        return k->state;
+    }
+    uint32_t id = new_state(inc, n, &type);
+    *ML_PUSH(inc->kept->arena, inc->kept) = (ml_kept){kind, n, rows, id};
+    return id;
+}
+
+static void update(increment *inc, uint32_t state, ml_ref value) {
+    for (uint32_t i = 0; i < inc->out->updates.count; i++)
+        if (inc->out->updates.at[i].state == state) return; /* the same value */
+    value = ml_permute(inc->g, value, &ml_graph_state(inc->g, state)->type);
+    *ML_PUSH(inc->arena, &inc->out->updates) = (ml_update){state, value};
+}
+
+/* ---- Slots ----------------------------------------------------------------------------------- */
+
+ml_ref increment_slot_read(increment *inc, uint32_t state, ml_ref initial) {
+    ml_graph *g = inc->g;
+    ml_ref value = state_node(g, state);
+    value = inc->in->slots ? ml_gather(g, value, inc->in->slots, inc->slot)
+                           : ml_rename(g, value, inc->slot, inc->row);
+    return ml_where(g, inc->begins, initial, value);
+}
+
+void increment_slot_write(increment *inc, uint32_t state, ml_ref value) {
+    ml_graph *g = inc->g;
+    ml_ref before = state_node(g, state);
+    if (inc->in->slots) {
+        ml_ref at = ml_where(g, inc->active, inc->in->slots, ml_const_int(g, ML_I32, -1));
+        update(inc, state, ml_write_rows(g, before, at, value, inc->slot));
+        return;
+    }
+    ml_type type = *ml_graph_type(g, before);
+    type.axis[0] = inc->row;
+    value = ml_permute(g, value, &type);
+    value = ml_where(g, inc->active, value, ml_rename(g, before, inc->slot, inc->row));
+    update(inc, state, ml_rename(g, value, inc->row, inc->slot));
+}
+
+/* ---- Values of earlier positions ------------------------------------------------------------- */
+
+/* {past = rows, ...}: what stands before the first element that a position makes known. */
+static ml_ref initial_rows(increment *inc, ml_ref n, int64_t rows, ml_dtype dtype) {
+    ml_graph *g = inc->g;
+    int64_t lead = inc->places[n].lead, known = lead < rows ? lead : rows;
+    if (lead <= 0) return ml_const(g, dtype, 0);
+    ml_ref all = increment_prefix(inc, n, lead);
+    return ml_pad(g, ml_slice(g, all, inc->past, lead - known, lead), inc->past, rows - known, 0);
+}
+
+ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows) {
+    ml_graph *g = inc->g;
+    ml_ref value = inc->values[AT_NEW][n];
+    if (!rows) return value;
+    ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
+    ml_type type = increment_plain((ml_dtype)rest.dtype);
+    increment_push(&type, inc->past, rows);
+    for (int i = 0; i < rest.rank; i++) increment_push(&type, rest.axis[i], rest.size[i]);
+    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, rows, &type);
+    ml_ref initial = initial_rows(inc, n, rows, (ml_dtype)rest.dtype);
+    ml_ref before = increment_slot_read(inc, state, initial);
+    before = ml_rename(g, before, inc->past, inc->fresh);
+    ml_ref all = ml_concat(g, (ml_ref[]){before, value}, 2, inc->fresh);
+    ml_type index = increment_plain(ML_I32);
+    increment_push(&index, inc->row, inc->rows);
+    increment_push(&index, inc->past, rows);
+    ml_ref at = ml_broadcast(g, ml_iota(g, inc->past, rows), &index);
+    at = ml_map2(g, ML_OP_ADD, at, inc->in->count);
+    increment_slot_write(inc, state, ml_gather(g, all, at, inc->fresh));
+    return all;
+}
+
+ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay) {
+    return ml_slice(inc->g, increment_stacked(inc, n, delay), inc->fresh, 0, inc->size[AT_NEW]);
+}
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
+/* The rows of the pools in which these positions of each row lie. */
+static ml_ref pool_rows(increment *inc, ml_ref position) {
+    ml_graph *g = inc->g;
+    const ml_type *table = ml_graph_type(g, inc->in->table);
+    ml_axis columns = increment_without(table, inc->row, 0).axis[0];
+    ml_ref block = ml_const_int(g, ML_I32, inc->in->block);
+    ml_ref column = ml_map2(g, ML_OP_IDIV, position, block);
+    column = ml_map2(g, ML_OP_MOD, column, ml_const_int(g, ML_I32, ml_type_size(table, columns)));
+    ml_ref at = ml_gather(g, inc->in->table, column, columns);
+    return ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, at, block),
+                   ml_map2(g, ML_OP_MOD, position, block));
+}
+
+/* The elements that no token decides, before those of position 0, where a sequence begins. */
+static ml_ref write_first(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref cache) {
+    ml_graph *g = inc->g;
+    ml_type index = increment_plain(ML_I32);
+    increment_push(&index, inc->row, inc->rows);
+    increment_push(&index, inc->past, lead);
+    ml_ref at = pool_rows(inc, ml_broadcast(g, ml_iota(g, inc->past, lead), &index));
+    ml_ref begins = ml_map2(g, ML_OP_AND, inc->begins, inc->active);
+    at = ml_where(g, begins, at, ml_const_int(g, ML_I32, -1));
+    const place *p = &inc->places[s];
+    ml_ref value =
+        p->fed ? increment_prefix(inc, s, lead) : increment_part(inc, s, axis, 0, 0, lead);
+    ml_type rows = index, rest = increment_without(ml_graph_type(g, cache), inc->pool, 0);
+    rows.dtype = rest.dtype;
+    for (int i = 0; i < rest.rank; i++) increment_push(&rows, rest.axis[i], rest.size[i]);
+    return ml_write_rows(g, cache, at, ml_broadcast(g, value, &rows), inc->pool);
+}
+
+ml_ref increment_pool(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref value) {
+    ml_graph *g = inc->g;
+    if (!inc->in->table) ml_raise(ML_INVALID, "what is kept by position needs the table of blocks");
+    ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
+    uint32_t state = increment_state(inc, ML_KEPT_POOL, s, 1 + inc->places[s].lead - lead, &rest);
+    ml_ref cache = state_node(g, state);
+    ml_ref at = pool_rows(inc, increment_index(inc, lead, AT_NEW));
+    at = ml_where(g, inc->valid, at, ml_const_int(g, ML_I32, -1));
+    cache = ml_write_rows(g, cache, at, value, inc->pool);
+    if (lead) cache = write_first(inc, s, axis, lead, cache);
+    update(inc, state, cache);
+    return cache;
+}

@@ -1,0 +1,452 @@
+-- Decoding: sequences that a model continues token by token. m.generate, m.score and the server use a decoder; it knows nothing of texts.
+--
+--   local Decoder = require "mlua.decode"
+--   local d = Decoder.new(model, { seq = A.seq, slots = 8 })
+--   local s, why = d:open({ 3, 1, 4 }, { temperature = 0 })   -- a sequence; nil and "slots" or "blocks" where there is no room now
+--   while not s:full() do
+--     local r = d:step({ s })[1]          -- {id=, logprob=, top=}: the token was added to s.ids; false while the prompt is being read
+--     if r and r.id == 0 then break end   -- who calls decides when a sequence is over
+--   end
+--   d:close(s)                            -- its slot and its blocks are free
+--
+-- Fields of a decoder: `context` (the most tokens of a sequence, prompt and answer together), `slots` (the most open sequences), `vocab` (after
+-- d:prepare or the first d:open), `chunk` (the most tokens of prompts that a step reads), `increment` (false: each step runs the whole program
+-- over the window: the oracle that increments are compared with, and what runs where a model has none).
+-- Fields of a sequence: `ids` (prompt, then answer; not to be written), `prompt` (how many of them are the prompt's), `ready` (the prompt is
+-- read: each further step gives a token), `asked` (temperature, ...: sampling.lua).
+--
+--   d:prepare(list, n)  compile now what steps of n sequences need (default: of 1 and of all slots) that ask for these (a list of tables of
+--                       options; nil: greedy), and load the weights of --from
+--   d:open(ids, asked)  a prompt of 1 to context - 1 ids; asked = {temperature=, top_k=, top_p=, min_p=, repetition_penalty=, presence_penalty=,
+--                       frequency_penalty=, seed=, logprobs=}, checked before by sampling.parameters (nil, problem), by which defaults are filled
+--                       in too; asked.prompt: how many of the ids are the prompt's where the rest was answered before (a sequence that gave its
+--                       place to another one continues with the same draws and penalties)
+--   d:fork(s, asked)    another sequence of the same prompt, which is read once where that is possible; nil, why
+--   d:start(list)       a step of these open sequences begins: each that is ready gets a token; of the others up to `chunk` tokens of prompts
+--                       are read, first come first. None that is full. The host is free while the device works.
+--   d:finish()          its results in the order of the list. A sequence that was closed since start gives false.
+--   d:step(list)        both
+--   d:close(s)          at any time, also between start and finish
+--   d:score(lists, n)   of each list of ids: {logprobs = {of the 2nd, 3rd ... token}, greedy = {is it the likeliest}, top = n > 0 and {{id=, logprob=}...}
+--                       for each}; lists of 2 to context ids
+--   d:use()             {slots=, slots_max=, blocks=, blocks_max=} in use: blocks are 0 of 0 without increments. An open sequence has the blocks of its
+--                       prompt, and takes at most one more in a step: as many must be free as sequences are stepped
+-- A draw follows from the sequence's seed and from how many tokens were drawn before: it is the same whatever else is decoded beside it.
+-- All ranks call the same functions in the same order, and get the same results.
+local Cache = require "mlua.increment"
+local core = require "mlua.core"
+local from = require "mlua.from"
+local m = require "mlua"
+local sampling = require "mlua.sampling"
+
+local Decoder, Sequence = { __name = "decoder" }, { __name = "sequence" }
+Decoder.__index, Sequence.__index = Decoder, Sequence
+
+---Whether there is no place for another token.
+---@return boolean
+function Sequence:full() return #self.ids >= self.decoder.context end
+
+---@param model Module|fun(tokens: Tensor): Tensor logits over the batch, seq and one more axis
+---@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together
+---@return table
+function Decoder.new(model, o)
+  local self = setmetatable({
+    model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or 512,
+    increment = o.increment ~= false, logits = o.logits, programs = {}, needs = { filter = 0 }, open_count = 0,
+  }, Decoder)
+  if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions } end
+  self.batch_name = core.options().ranks > 1 and "sample" or "batch" -- "sample" no layout splits
+  return self
+end
+
+-- Programs -----------------------------------------------------------------------------------------------------------------
+
+-- How many rows a program has that serves `count`: a power of four, so that programs are few, or all slots.
+local function rows_for(self, count)
+  local rows = 1
+  while rows < count do rows = 4 * rows end
+  return math.min(rows, self.slots)
+end
+
+-- A sequence asks for more than others before: programs that serve less are not used again.
+local function widen(self, asked)
+  local before = sampling.key(self.needs)
+  sampling.widen(self.needs, asked)
+  if sampling.key(self.needs) ~= before then self.programs = {} end
+end
+
+local function check_logits(logits, batch, seq)
+  if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. m.shown(logits)) end
+  local rest = logits:axes()
+  if #rest ~= 3 or not logits:has(batch.name) or not logits:has(seq.name) then
+    core.fail("the logits of a model that generates have batch, " .. seq.name .. " and one more axis, not " .. table.concat(rest, ", "))
+  end
+  for _, name in ipairs(rest) do
+    if name ~= batch.name and name ~= seq.name then return name end
+  end
+end
+
+-- The logits over {batch, seq, vocabulary} of tokens {batch, seq}, and the name of the last axis.
+local function forward(self, tokens, batch)
+  local logits = self.model(tokens)
+  core.take_updates() -- what a forward pass assigns, training alone assigns
+  local vocab = check_logits(logits, batch, self.seq)
+  self.vocab = logits:size(vocab)
+  return logits, vocab
+end
+
+local function load_weights(self)
+  if m.is_module(self.model) and not self.loaded then from.load(self.model) end -- where no training has
+  self.loaded = true
+end
+
+local function copy(needs)
+  local result = {}
+  for name, value in pairs(needs) do result[name] = value end
+  return result
+end
+
+-- The program of the whole window that continues `rows` sequences, with its host arrays.
+local function whole_program(self, rows)
+  local key = rows .. sampling.key(self.needs)
+  if self.programs[key] then return self.programs[key] end
+  local batch, needs = core.axis(self.batch_name, rows), copy(self.needs)
+  local inputs = { tokens = { batch, self.seq, dtype = "i32" }, position = { batch, dtype = "i32" } }
+  sampling.add_inputs(inputs, needs, batch)
+  local run = m.compile(function(i)
+    local logits = forward(self, i.tokens, batch):gather(i.position, self.seq.name):cast "f32"
+    local feeds = setmetatable({ history = i.tokens }, { __index = i })
+    return sampling.outputs(logits, feeds, needs, batch, self.seq, self.logits)
+  end, inputs, { name = "decode", often = true })
+  load_weights(self)
+  local hosts = sampling.hosts(needs, rows)
+  local program = {
+    run = run, rows = rows, settings = hosts, tokens = core.host("i32", rows, self.seq.size), position = core.host("i32", rows), owners = {}, written = {},
+  }
+  self.programs[key] = program
+  return program
+end
+
+-- The whole program over one sequence, of which increments are derived: traced once.
+local function traced(self)
+  if not self.whole then
+    local batch = core.axis(self.batch_name, 1)
+    local tokens = core.input("tokens of the whole program", { batch, self.seq }, "i32")
+    self.whole = { tokens = tokens, logits = (forward(self, tokens, batch)), seq = self.seq.name }
+  end
+  return self.whole
+end
+
+-- The program that reads up to `new` tokens of each of `rows` sequences and gives the next one, with its host arrays.
+local function increment_program(self, rows, new)
+  local key = ("%d x %d %s"):format(rows, new, sampling.key(self.needs))
+  if self.programs[key] then return self.programs[key] end
+  local row, positions, needs = core.axis("row", rows), core.axis("new", new), copy(self.needs)
+  local history = core.axis("history", self.context)
+  local inputs = self.cache:inputs(row, positions)
+  if needs.penalty then inputs.history = { row, history, dtype = "i32" } end
+  sampling.add_inputs(inputs, needs, row)
+  local run = m.compile(function(i)
+    local logits = self.cache:logits(traced(self), i, true):cast "f32"
+    return sampling.outputs(logits, i, needs, row, history, self.logits)
+  end, inputs, { name = new == 1 and "step" or "prefill", often = true })
+  load_weights(self)
+  local program = {
+    run = run, rows = rows, new = new, hosts = self.cache:hosts(rows, new), settings = sampling.hosts(needs, rows), owners = {}, written = {},
+    history = needs.penalty and core.host("i32", rows, self.context) or nil,
+  }
+  self.programs[key] = program
+  return program
+end
+
+-- What is refused for looking ahead is an error. A model that may be causal runs its whole program for each token: runtime/increment
+-- says so of it in these words.
+local UNKNOWN = "has no increment yet"
+
+local function step_program(self, count, new)
+  if self.increment and not self.derived then
+    local ok, problem = pcall(increment_program, self, rows_for(self, count), new)
+    if not ok then
+      local text = tostring(problem)
+      if not text:find(UNKNOWN, 1, true) then error(problem, 0) end
+      self.increment, self.cache = false, nil
+      local options = core.options()
+      if options.rank == 0 and not options.quiet and not options.json then
+        core.write_error(("note: each token runs the whole program over %s=%d, for the model has no increment: %s\n"):format(self.seq.name, self.seq.size, text:match "[^\n]*"))
+      end
+    end
+    self.derived = true
+  end
+  if self.increment then return increment_program(self, rows_for(self, count), new) end
+  return whole_program(self, rows_for(self, count))
+end
+
+---Compile now what steps need of `count` sequences that ask for these (default: of one and of all slots), and what reads their prompts.
+---@param asked? table[]
+---@param count? integer
+function Decoder:prepare(asked, count)
+  for _, p in ipairs(asked or { { temperature = 0 } }) do widen(self, sampling.parameters(p)) end
+  step_program(self, count or 1, 1)
+  if not count and self.slots > 1 then step_program(self, self.slots, 1) end
+  if not count and self.increment then increment_program(self, 1, self.chunk) end
+end
+
+-- Sequences ----------------------------------------------------------------------------------------------------------------
+
+-- A sequence, of which a part may be known from another one.
+local function open(self, ids, asked, like)
+  if #ids < 1 or #ids >= self.context then
+    core.fail(("a prompt has 1 to %d tokens, got %d"):format(self.context - 1, #ids), { help = ("the context is the axis %s=%d"):format(self.seq.name, self.seq.size) })
+  end
+  local p, problem = sampling.parameters(asked or {})
+  if not p then core.fail(problem) end
+  if not self.derived then step_program(self, 1, 1) end -- whether there are increments
+  if self.open_count >= self.slots then return nil, "slots" end
+  local s = setmetatable({
+    decoder = self, ids = table.move(ids, 1, #ids, 1, {}), prompt = asked and asked.prompt or #ids, asked = p, ready = not self.increment,
+  }, Sequence)
+  if self.increment then
+    local ok, why = self.cache:open(s, #ids, like)
+    if not ok then return nil, why end
+    s.ready = #ids - s.cached == 1
+  end
+  self.open_count = self.open_count + 1
+  widen(self, p)
+  return s
+end
+
+---A sequence that continues `ids`; nil and "slots" or "blocks" where there is no room for it now.
+---@param ids integer[]
+---@param asked? table
+---@return table?
+---@return string? why
+function Decoder:open(ids, asked) return open(self, ids, asked) end
+
+---Another sequence of the same prompt, whose blocks they share where all that is kept is kept by position.
+---@param s table
+---@param asked? table
+---@return table?
+---@return string? why
+function Decoder:fork(s, asked)
+  return open(self, table.move(s.ids, 1, s.prompt, 1, {}), asked, s)
+end
+
+---Whether sequences share what they know of a prompt: fork once it is read.
+---@return boolean
+function Decoder:shares() return self.increment and self.derived and self.cache:shares() or false end
+
+---The sequence is over.
+---@param s table
+function Decoder:close(s)
+  if s.closed then return end
+  s.closed = true
+  self.open_count = self.open_count - 1
+  if self.increment then self.cache:close(s) end
+end
+
+---What is in use.
+---@return table<string, integer>
+function Decoder:use()
+  local cache = self.increment and self.cache
+  return {
+    slots = self.open_count, slots_max = self.slots, blocks = cache and cache.count - #cache.free or 0, blocks_max = cache and cache.count or 0,
+  }
+end
+
+-- Steps --------------------------------------------------------------------------------------------------------------------
+
+-- Write a sequence's tokens into row i of the window; those that the row has already stay.
+local function write_row(self, program, i, s)
+  local width, tokens, n = self.seq.size, program.tokens, #s.ids
+  local at = (i - 1) * width
+  local done = program.owners[i] == s and program.written[i] or 0
+  for j = done + 1, n do tokens[at + j] = s.ids[j] end
+  if done == 0 then
+    for j = n + 1, width do tokens[at + j] = 0 end
+  end
+  program.owners[i], program.written[i], program.position[i] = s, n, n - 1
+  sampling.feed(program.settings, i, s.asked, s.prompt, n, n - s.prompt + 1)
+end
+
+local function all_inputs(program, others)
+  for name, host in pairs(program.settings) do others[name] = host end
+  return others
+end
+
+-- What penalties read of the rows' tokens; those that the row has already stay.
+local function write_history(self, program, i, s)
+  local at, n = (i - 1) * self.context, #s.ids
+  for j = program.owners[i] == s and program.written[i] + 1 or 1, n do program.history[at + j] = s.ids[j] end
+  program.owners[i], program.written[i] = s, n
+end
+
+-- Begin a program of increments for sequences of which the next counts[i] tokens are read.
+local function begin(self, list, counts, new)
+  local program = step_program(self, #list, new)
+  self.cache:feed(program.hosts, list, counts, new)
+  local feed = {}
+  for name, host in pairs(program.hosts) do feed[name] = host end
+  for i, s in ipairs(list) do
+    sampling.feed(program.settings, i, s.asked, s.prompt, #s.ids, #s.ids - s.prompt + 1)
+    if program.history then write_history(self, program, i, s) end
+  end
+  feed.history = program.history
+  program.run:start(all_inputs(program, feed))
+  return { run = program.run, list = list, counts = counts }
+end
+
+local function top_of(out, i, count)
+  local each = #out.top_ids // #out.id
+  local list = {}
+  for j = 1, math.min(count, each) do list[j] = { id = out.top_ids[(i - 1) * each + j], logprob = out.top_logprobs[(i - 1) * each + j] } end
+  return list
+end
+
+-- Row i of a program has this result for sequence s.
+local function take(out, i, s)
+  local id, logprob = out.id[i], out.logprob[i]
+  if logprob ~= logprob then core.fail("the model's logits are not finite: nothing can be drawn of them") end
+  s.ids[#s.ids + 1] = id
+  return { id = id, logprob = logprob, top = s.asked.logprobs > 0 and top_of(out, i, s.asked.logprobs) or nil }
+end
+
+-- The results of a running program by sequence.
+local function collect(running, results)
+  local out = running.run:finish()
+  for i, s in ipairs(running.list) do
+    if not s.closed then
+      if running.counts then s.cached = s.cached + running.counts[i] end
+      if not s.cached or s.cached == #s.ids then
+        results[s] = take(out, i, s)
+        s.ready = true
+      end
+    end
+  end
+end
+
+local LENGTHS = { 16, 64, 256 } -- of chunks: the least that serves, or d.chunk
+
+-- Read up to `chunk` tokens of the prompts of a list, first come first.
+local function prefill(self, list, results)
+  local longest, new, chosen, counts = #list[1].ids - list[1].cached, self.chunk, {}, {}
+  for i = #LENGTHS, 1, -1 do
+    if longest <= LENGTHS[i] and LENGTHS[i] < new then new = LENGTHS[i] end
+  end
+  local most = 1 -- rows of a program that reads no more than a chunk
+  while 4 * most * new <= self.chunk do most = 4 * most end
+  for i = 1, math.min(most, #list) do chosen[i], counts[i] = list[i], math.min(new, #list[i].ids - list[i].cached) end
+  collect(begin(self, chosen, counts, new), results)
+end
+
+---A step begins.
+---@param list table[] open sequences, none of them full
+function Decoder:start(list)
+  assert(not self.running, "a step is running")
+  local running = { list = table.move(list, 1, #list, 1, {}), results = {} }
+  if self.increment then
+    local ready, reading, counts = {}, {}, {}
+    for _, s in ipairs(list) do
+      if s.ready then
+        ready[#ready + 1], counts[#ready + 1] = s, 1
+      else
+        reading[#reading + 1] = s
+      end
+    end
+    if #reading > 0 then prefill(self, reading, running.results) end
+    if #ready > 0 then running.step = begin(self, ready, counts, 1) end
+  elseif #list > 0 then
+    local program = whole_program(self, rows_for(self, #list))
+    for i, s in ipairs(list) do write_row(self, program, i, s) end
+    program.run:start(all_inputs(program, { tokens = program.tokens, position = program.position }))
+    running.step = { run = program.run, list = running.list }
+  end
+  self.running = running
+end
+
+---The results of the step that was started.
+---@return (table|false)[]
+function Decoder:finish()
+  local running, results = self.running, {}
+  self.running = nil
+  if running.step then collect(running.step, running.results) end
+  for i, s in ipairs(running.list) do results[i] = not s.closed and running.results[s] or false end
+  return results
+end
+
+---Start and finish.
+---@param list table[]
+---@return (table|false)[]
+function Decoder:step(list)
+  self:start(list)
+  return self:finish()
+end
+
+-- Scores -------------------------------------------------------------------------------------------------------------------
+
+local function score_program(self, rows, top)
+  local key = "score" .. rows .. tostring(top)
+  if self.programs[key] then return self.programs[key] end
+  local batch = core.axis(self.batch_name, rows)
+  local run = m.compile(function(i)
+    local logits, vocab = forward(self, i.tokens, batch)
+    logits = logits:cast "f32"
+    local logp = sampling.log_probabilities(logits, vocab)
+    local out = { logprob = logp:gather(i.targets, vocab), greedy = logits:argmax(vocab) }
+    if top then out.top_ids, out.top_logprobs = sampling.likeliest(logp, vocab) end
+    for name, t in pairs(out) do -- rows and positions first
+      out[name] = t:has "top" and t:permute(batch.name, self.seq.name, "top") or t:permute(batch.name, self.seq.name)
+    end
+    return out
+  end, { tokens = { batch, self.seq, dtype = "i32" }, targets = { batch, self.seq, dtype = "i32" } }, { name = "score", often = true })
+  load_weights(self)
+  local program = { run = run, rows = rows, tokens = core.host("i32", rows, self.seq.size), targets = core.host("i32", rows, self.seq.size) }
+  self.programs[key] = program
+  return program
+end
+
+local function scores_of_row(out, at, ids, top)
+  local logprobs, greedy, likeliest = {}, {}, top > 0 and {} or nil
+  local each = top > 0 and #out.top_ids // #out.logprob or 0
+  for j = 1, #ids - 1 do
+    logprobs[j], greedy[j] = out.logprob[at + j], out.greedy[at + j] == ids[j + 1]
+    if likeliest then
+      likeliest[j] = {}
+      for k = 1, math.min(top, each) do
+        local place = (at + j - 1) * each + k
+        likeliest[j][k] = { id = out.top_ids[place], logprob = out.top_logprobs[place] }
+      end
+    end
+  end
+  return { logprobs = logprobs, greedy = greedy, top = likeliest }
+end
+
+---Compile now what score needs.
+---@param top integer
+function Decoder:prepare_score(top) score_program(self, self.slots, top > 0) end
+
+---Log probabilities of the tokens of texts, each given those before it.
+---@param lists integer[][]
+---@param top? integer how many of the likeliest tokens too
+---@return table[]
+function Decoder:score(lists, top)
+  local results, width = {}, self.seq.size
+  top = top or 0
+  for first = 1, #lists, self.slots do
+    local count = math.min(self.slots, #lists - first + 1)
+    local program = score_program(self, rows_for(self, count), top > 0)
+    program.tokens:fill(0)
+    program.targets:fill(0)
+    for i = 1, count do
+      local ids = lists[first + i - 1]
+      if #ids < 2 or #ids > self.context then
+        core.fail(("a text that is scored has 2 to %d tokens, got %d"):format(self.context, #ids), { help = ("the context is the axis %s=%d"):format(self.seq.name, width) })
+      end
+      for j = 1, #ids - 1 do program.tokens[(i - 1) * width + j], program.targets[(i - 1) * width + j] = ids[j], ids[j + 1] end
+    end
+    local out = program.run { tokens = program.tokens, targets = program.targets }
+    for i = 1, count do results[first + i - 1] = scores_of_row(out, (i - 1) * width, lists[first + i - 1], top) end
+  end
+  return results
+end
+
+return Decoder

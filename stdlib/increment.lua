@@ -1,0 +1,134 @@
+-- What a decoder (decode.lua) keeps of its sequences where the step of the model is derived (core.increment): slots, and blocks of positions
+-- that sequences hold while they are open. Blocks of a prompt that are whole are shared by sequences that begin alike.
+local core = require "mlua.core"
+
+local Cache = { __name = "cache" }
+Cache.__index = Cache
+
+local BLOCK = 16 -- positions
+
+---@param o {context: integer, slots: integer, positions: integer?} positions: of all sequences together; default: as many as they can have
+---@return table
+function Cache.new(o)
+  local columns = (o.context + BLOCK - 1) // BLOCK
+  local count = math.max(columns, ((o.positions or o.slots * columns * BLOCK) + BLOCK - 1) // BLOCK)
+  local self = setmetatable({ kept = core.increment_states(), columns = columns, slots = o.slots, count = count, free = {}, slot_free = {}, holders = {} }, Cache)
+  for i = count - 1, 0, -1 do self.free[#self.free + 1] = i end
+  for i = o.slots - 1, 0, -1 do self.slot_free[#self.slot_free + 1] = i end
+  return self
+end
+
+---Blocks that `positions` positions take.
+---@param positions integer
+---@return integer
+function Cache.blocks_for(positions) return (positions + BLOCK - 1) // BLOCK end
+
+---Whether a sequence may begin with the blocks of another one: nothing is kept but by position.
+---@return boolean
+function Cache:shares()
+  if self.all_by_position == nil then
+    self.all_by_position = true
+    for _, kept in ipairs(self.kept:list()) do self.all_by_position = self.all_by_position and kept.kind == "pool" end
+  end
+  return self.all_by_position
+end
+
+---A slot, and blocks for `positions` positions, for a sequence; with `like` the whole blocks of another one's prompt, which are read. nil and what is short.
+---@param s table gets slot, blocks and cached, the number of positions that are known
+---@param positions integer
+---@param like? table
+---@return boolean?
+---@return string? why
+function Cache:open(s, positions, like)
+  if #self.slot_free == 0 then return nil, "slots" end
+  local shared = 0
+  if like and like.blocks and self:shares() then shared = math.min(like.cached, like.prompt - 1, positions - 1) // BLOCK end
+  if Cache.blocks_for(positions) - shared > #self.free then return nil, "blocks" end
+  s.slot, s.blocks, s.cached = table.remove(self.slot_free), {}, shared * BLOCK
+  for i = 1, shared do
+    s.blocks[i] = like.blocks[i]
+    self.holders[s.blocks[i]] = self.holders[s.blocks[i]] + 1
+  end
+  self:grow(s, positions)
+  return true
+end
+
+---Blocks for so many positions of an open sequence.
+---@param s table
+---@param positions integer
+function Cache:grow(s, positions)
+  while #s.blocks < Cache.blocks_for(positions) do
+    local block = table.remove(self.free)
+    if not block then core.fail("no block of the cache is free: a sequence must be closed before a step that needs one") end
+    self.holders[block] = 1
+    s.blocks[#s.blocks + 1] = block
+  end
+end
+
+---The sequence gives back what it holds.
+---@param s table
+function Cache:close(s)
+  if not s.blocks then return end
+  for _, block in ipairs(s.blocks) do
+    self.holders[block] = self.holders[block] - 1
+    if self.holders[block] == 0 then self.free[#self.free + 1] = block end
+  end
+  self.slot_free[#self.slot_free + 1] = s.slot
+  s.blocks, s.slot = nil, nil
+end
+
+---The inputs of a program of `new` positions of each row.
+---@param row Axis
+---@param new Axis
+---@return table<string, table>
+function Cache:inputs(row, new)
+  local columns = core.axis("columns", self.columns)
+  return {
+    tokens = { row, new, dtype = "i32" }, start = { row, dtype = "i32" }, count = { row, dtype = "i32" }, slots = { row, dtype = "i32" },
+    table = { row, columns, dtype = "i32" },
+  }
+end
+
+---Host arrays for them.
+---@param rows integer
+---@param new integer
+---@return table<string, Host>
+function Cache:hosts(rows, new)
+  local function integers(...) return core.host("i32", ...):fill(0) end
+  return { tokens = integers(rows, new), start = integers(rows), count = integers(rows), slots = integers(rows), table = integers(rows, self.columns) }
+end
+
+---Logits of the new positions, while a program is traced: {row, new, vocabulary}, or with `last` {row, vocabulary} of each row's last.
+---@param whole {logits: Tensor, tokens: Tensor, seq: string}
+---@param i table the program's inputs
+---@param last boolean
+---@return Tensor
+function Cache:logits(whole, i, last)
+  return core.increment(whole.logits, {
+    tokens = whole.tokens, seq = whole.seq, kept = self.kept, new = i.tokens, start = i.start, count = i.count, slots = i.slots, table = i.table,
+    pool = self.count * BLOCK, slots_max = self.slots, block = BLOCK, last = last,
+  })
+end
+
+---What a program of `new` positions is fed of the next `counts[i]` tokens of the sequences of a list; its other rows have no work.
+---@param hosts table<string, Host>
+---@param list table[]
+---@param counts integer[]
+---@param new integer
+function Cache:feed(hosts, list, counts, new)
+  local taken, next_slot = {}, 0
+  for i, s in ipairs(list) do
+    local count, first = counts[i], s.cached
+    self:grow(s, first + count)
+    hosts.start[i], hosts.count[i], hosts.slots[i], taken[s.slot] = first, count, s.slot, true
+    for j = 1, count do hosts.tokens[(i - 1) * new + j] = s.ids[first + j] end
+    for j, block in ipairs(s.blocks) do hosts.table[(i - 1) * self.columns + j] = block end
+  end
+  for i = #list + 1, #hosts.count do -- slots that no row works for
+    while taken[next_slot] do next_slot = next_slot + 1 end
+    hosts.start[i], hosts.count[i], hosts.slots[i] = 0, 0, next_slot
+    next_slot = next_slot + 1
+  end
+end
+
+return Cache

@@ -1,0 +1,140 @@
+/* mlua generate: prompts of a file, samples, conversations, stops, the context; from a run's folder
+ * and from one of Hugging Face. */
+#include <string.h>
+
+#include "tests/process/support.h"
+
+/* A model of a line that it knows by heart: run, its export out, its tokenizer in both. */
+static void learn(process_room *room) {
+    process_shell(room, 0,
+                  "for i in $(seq 200); do printf 'the cat sat on the mat. '; done >t.txt");
+    process_run(room, 0, "", "tokenize --train 270 t.txt -o own.json");
+    process_run(room, 0, "",
+                "run --device cpu --quiet \"$ROOT\"/models/llama.lua layers=1 embed=32 heads=2 "
+                "kv_heads=2 ffn=64 seq=32 batch=8 steps=300 lr=0.01 vocab=270 data=t.txt "
+                "tokenizer=own.json sample=0 --out run");
+    process_run(room, 0, "", "export run out --hf --device cpu");
+}
+
+static void prompts(process_room *room) {
+    process_write(room, "p.jsonl",
+                  "{\"prompt\": \"the cat\", \"id\": 7}\n\"on the\"\n\n{\"prompt\": \"sat\"}\n");
+    process_write(room, "p.txt", "the cat\non the\n\nsat\n");
+    process_result lines =
+        process_run(room, 0, "", "generate --device cpu --from run --prompts p.jsonl --tokens 6");
+    process_expect(&lines, "\"id\":7,");
+    process_shell(room, 0,
+                  "g='generate --device cpu --tokens 6 --quiet'; "
+                  "$MLUA $g --from run --prompts p.txt --rows 2 >a && "
+                  "$MLUA $g --from out --prompts p.txt >b && cmp a b && test $(wc -l <a) = 3 && "
+                  "for p in 'the cat' 'on the' sat; do "
+                  "$MLUA $g --from out --prompt \"$p\" --json; done | "
+                  "sed 's/\"index\":0/\"index\":N/' >alone && "
+                  "sed 's/\"index\":[0-9]/\"index\":N/' a | cmp - alone");
+}
+
+static void samples(process_room *room) {
+    process_shell(room, 0,
+                  "g='generate --device cpu --from run --tokens 6 --temperature 2 --json --prompt "
+                  "the'; $MLUA $g --samples 2 --seed 4 >two && test $(wc -l <two) = 2 && "
+                  "$MLUA $g --seed 5 | sed 's/\"sample\":0/\"sample\":1/' >one && "
+                  "tail -1 two | cmp - one && ! head -1 two | cmp -s - one");
+    process_result r = process_run(room, 0, "",
+                                   "generate --device cpu --from run --tokens 3 --json --prompt "
+                                   "'the cat' --logprobs 2 --top_k 5 --min_p 0.1 "
+                                   "--repetition_penalty 1.1 --presence_penalty 0.1");
+    process_expect(&r, "\"top\":[[{\"id\":");
+}
+
+static void stops(process_room *room) {
+    process_result r = process_run(room, 0, "",
+                                   "generate --device cpu --from run --prompt 'the cat' --tokens "
+                                   "40 seq=64 --json --stop zz --stop 'e ma'");
+    process_expect(&r, "\"finish_reason\":\"stop\"");
+    process_expect(&r, " on th\"");
+    r = process_run(room, 0, "",
+                    "generate --device cpu --from run --prompt 'the cat' --tokens 400 --json");
+    process_expect(&r, "\"finish_reason\":\"length\"");
+    r = process_run(room, 1, "",
+                    "generate --device cpu --from run --tokens 4 --prompt "
+                    "'Neither of these words is known, so each letter is a token'");
+    process_expect(&r, "and the context is seq=32 with the answer");
+    /* What ends an answer by the folder's own word: the dot of the text. */
+    process_shell(room, 0,
+                  "dot=$(printf . >dot.txt; $MLUA tokenize own.json dot.txt --json | tr -d '[]'); "
+                  "mkdir ended && cp out/* ended && "
+                  "echo '{\"eos_token_id\": [255, '$dot']}' >ended/generation_config.json && "
+                  "$MLUA generate --device cpu --from ended --prompt 'the cat' --tokens 40 >text "
+                  "&& $MLUA generate --device cpu --from out --prompt 'the cat' --tokens 40 | "
+                  "cut -d. -f1 | cmp - text");
+}
+
+static void conversations(process_room *room) {
+    process_write(room, "out/chat_template.jinja",
+                  "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}. {% else %}"
+                  "{{ m.content }}{% endif %}{% endfor %}");
+    process_result r = process_run(room, 0, "",
+                                   "generate --device cpu --from out --chat --prompt 'the cat' "
+                                   "--system 'the mat' --tokens 12");
+    process_expect(&r, " sat on the");
+    process_result lines = process_shell(
+        room, 0,
+        "printf 'the cat\\n the\\n' | $MLUA generate --device cpu --from out --chat --tokens 2 "
+        "--json --quiet seq=64");
+    process_expect(&lines, "\"prompt\":\"the cat\"");
+    process_expect(&lines, "\"prompt\":\" the\"");
+}
+
+static void mistakes(process_room *room) {
+    static const char *const given[][2] = {
+        {"--prompt a --ids 1", "--prompt and --ids are both a prompt"},
+        {"--prompts p.txt --ids 1", "--prompts and --ids are both prompts"},
+        {"--chat --ids 1", "--chat takes a text, and --ids are none"},
+        {"--prompt a --system b", "it needs --chat"},
+        {"--min_p 2", "--min_p takes a number from 0 to 1, not \"2\""},
+        {"--samples 0", "--samples takes an integer, 1 or more, not \"0\""},
+        {"--stop ''", "--stop takes a text that is not empty"},
+    };
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        process_result r = process_run(room, 2, "", "generate --from run %s", given[i][0]);
+        process_expect(&r, given[i][1]);
+    }
+    process_result r = process_run(room, 1, "", "generate --device cpu --from run --prompts none");
+    process_expect(&r, "--prompts none cannot be read");
+    process_write(room, "bad.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 5}\n");
+    r = process_run(room, 1, "", "generate --device cpu --from run --prompts bad.jsonl");
+    process_expect(&r, "bad.jsonl:2: a prompt is a text, or an object with prompt, ids or");
+    r = process_run(room, 1, "", "generate --device cpu --from run --prompt a --logprobs 30");
+    process_expect(&r, "logprobs must be an integer from 0 to 20, got 30");
+}
+
+PROCESS_TEST(generate_command) {
+    learn(room);
+    prompts(room);
+    samples(room);
+    stops(room);
+    conversations(room);
+    mistakes(room);
+}
+
+/* Tensor, data and pipeline parallel ranks decode what one does. */
+DIST_TEST(generate_in_every_layout) {
+    static const char *const layouts[] = {"-n 2 --mesh tp=2", "-n 2 --mesh dp=2",
+                                          "-n 2 --mesh pp=2", "-n 4 --mesh tp=2,pp=2"};
+    process_write(room, "p.txt", "ab\nlocal x\nfoo bar\n");
+    process_run(room, 0, "",
+                "run --dtype f64 --quiet --device cpu \"$ROOT\"/models/llama.lua layers=2 embed=32 "
+                "heads=2 kv_heads=2 ffn=64 seq=32 batch=8 steps=30 lr=0.02 warmup=1 sample=0 --out "
+                "run");
+    static const char generate[] = "\"$MLUA\" generate --from run --device cpu --dtype f64 --quiet "
+                                   "%s --prompts p.txt --tokens 12 --temperature %s --samples 2 "
+                                   "| sed 's/\"logprob\":[^,]*,//'";
+    for (int k = 0; k < 2; k++) {
+        process_result one = process_shell(room, 0, generate, "", k ? "1" : "0");
+        CHECK(strstr(one.output, "\"index\":2") != NULL);
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            process_result r = process_shell(room, 0, generate, layouts[i], k ? "1" : "0");
+            CHECK_TEXT(r.output, one.output);
+        }
+    }
+}
