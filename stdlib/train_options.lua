@@ -114,7 +114,7 @@ function options.complete(given)
   o.step_tokens = o.batch.size * (o.seq and o.seq.size or 1) -- without seq, its samples
   m.use_layout(o.layout, "m.train")
   local parts = m.microbatches(o.accum)
-  m.check_batch(o.batch, o.seq, parts, o.accum)
+  if not core.options().task then m.check_batch(o.batch, o.seq, parts, o.accum) end -- nothing trains
   o.accum = parts
   o.own_loss, o.loss_function = o.loss ~= nil, o.loss
   o.loss = checked_loss(o.loss or options.default_loss(o))

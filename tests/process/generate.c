@@ -1,5 +1,6 @@
 /* mlua generate: prompts of a file, samples, conversations, stops, the context; from a run's folder
  * and from one of Hugging Face. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -117,24 +118,68 @@ PROCESS_TEST(generate_command) {
     mistakes(room);
 }
 
-/* Tensor, data and pipeline parallel ranks decode what one does. */
-DIST_TEST(generate_in_every_layout) {
-    static const char *const layouts[] = {"-n 2 --mesh tp=2", "-n 2 --mesh dp=2",
-                                          "-n 2 --mesh pp=2", "-n 4 --mesh tp=2,pp=2"};
+/* Of two lists of answers: the log probabilities within 1e-5, all else the same text. */
+static void compare_answers(char *got, char *expected) {
+    static const char key[] = "\"logprob\":";
+    char *a, *b;
+    while ((a = strstr(got, key)) != NULL && (b = strstr(expected, key)) != NULL) {
+        *a = *b = 0;
+        CHECK_TEXT(got, expected);
+        CHECK_NEAR(strtod(a + strlen(key), &got), strtod(b + strlen(key), &expected), 1e-5);
+    }
+    CHECK_TEXT(got, expected);
+}
+
+/* What a trained model answers on one rank and in these layouts; in the first, greedily too. */
+static void in_layouts(process_room *room, const char *const *layouts, int count) {
+    static const char generate[] = "\"$MLUA\" generate --from run --device cpu --dtype f64 --quiet "
+                                   "%s --prompts p.txt --tokens 12 --temperature %s --samples 2";
     process_write(room, "p.txt", "ab\nlocal x\nfoo bar\n");
+    for (int draws = 0; draws < 2; draws++) {
+        const char *temperature = draws ? "1" : "0";
+        process_result one = process_shell(room, 0, generate, "", temperature);
+        CHECK(strstr(one.output, "\"index\":2") != NULL);
+        for (int i = 0; i < (draws ? count : 1); i++) {
+            process_result r = process_shell(room, 0, generate, layouts[i], temperature);
+            compare_answers(r.output, ml_arena_format(room->arena, "%s", one.output));
+        }
+    }
+}
+
+/* A dump of the step of ranks that have half of each weight: what they gather is of the rows. */
+static void gathers_no_weight(char *dump) {
+    CHECK(strstr(dump, "f32[embed=16, heads=2, head_dim=16] = state") != NULL);
+    CHECK(strstr(dump, " = all_reduce ") != NULL);
+    for (char *line = strtok(dump, "\n"); line != NULL; line = strtok(NULL, "\n"))
+        if (strstr(line, " = all_gather ")) CHECK(strstr(line, "row=1") != NULL);
+}
+
+/* Tensor, data and pipeline parallel ranks decode what one does, also from weights that FSDP
+ * splits, of which a step gathers none: it sums products of parts. */
+DIST_TEST(generate_in_every_layout) {
+    static const char *const layouts[] = {"-n 4 --mesh tp=2,pp=2", "-n 2 --mesh tp=2",
+                                          "-n 2 --mesh dp=2", "-n 2 --mesh dp=2 layout=fsdp",
+                                          "-n 2 --mesh pp=2 batch=1"};
     process_run(room, 0, "",
                 "run --dtype f64 --quiet --device cpu \"$ROOT\"/models/llama.lua layers=2 embed=32 "
                 "heads=2 kv_heads=2 ffn=64 seq=32 batch=8 steps=30 lr=0.02 warmup=1 sample=0 --out "
                 "run");
-    static const char generate[] = "\"$MLUA\" generate --from run --device cpu --dtype f64 --quiet "
-                                   "%s --prompts p.txt --tokens 12 --temperature %s --samples 2 "
-                                   "| sed 's/\"logprob\":[^,]*,//'";
-    for (int k = 0; k < 2; k++) {
-        process_result one = process_shell(room, 0, generate, "", k ? "1" : "0");
-        CHECK(strstr(one.output, "\"index\":2") != NULL);
-        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-            process_result r = process_shell(room, 0, generate, layouts[i], k ? "1" : "0");
-            CHECK_TEXT(r.output, one.output);
-        }
+    in_layouts(room, layouts, sizeof layouts / sizeof *layouts);
+    for (int fsdp = 0; fsdp < 2; fsdp++) {
+        process_result r = process_run(room, 0, "MLUA_DUMP=shard@step",
+                                       "generate --from run --device cpu --quiet --tokens 2 -n 2 "
+                                       "--mesh dp=2 layout=%s 2>&1",
+                                       fsdp ? "fsdp" : "megatron");
+        gathers_no_weight(r.output);
     }
+}
+
+DIST_TEST(generate_expert_parallel) {
+    static const char *const layouts[] = {"-n 2 --mesh ep=2"};
+    process_run(
+        room, 0, "",
+        "run --dtype f64 --quiet --device cpu \"$ROOT\"/models/gpt_moe.lua layers=1 embed=16 "
+        "heads=2 kv_heads=2 ffn=16 experts=4 seq=32 batch=8 steps=20 lr=0.02 warmup=1 "
+        "sample=0 --out run");
+    in_layouts(room, layouts, 1);
 }
