@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,6 @@ static struct {
 typedef struct {
     uint64_t key[2];
     void *handle; /* of dlopen */
-    int file;     /* the memory file that it was loaded from; -1: another file */
 } object;
 
 struct ml_jit_c {
@@ -310,16 +310,26 @@ static batch *make_batches(ml_arena *arena, ml_kernel **missing, const char **so
     return batches;
 }
 
+/* A path of an open file that no other load has: dlopen takes two files of one name for the same,
+ * and descriptors are used again. The bits of a counter are empty components and dots. */
+static void unique_path(int file, char path[PATH_SIZE]) {
+    static atomic_uint loads;
+    unsigned number = atomic_fetch_add(&loads, 1);
+    int size = snprintf(path, PATH_SIZE, "/proc/self/fd");
+    for (int bit = 0; bit < 32; bit++)
+        size += snprintf(path + size, (size_t)(PATH_SIZE - size), number >> bit & 1 ? "/." : "/");
+    snprintf(path + size, (size_t)(PATH_SIZE - size), "/%d", file);
+}
+
 /* From a file in memory, so that what is loaded is what was checked, and a folder that forbids
- * execution (noexec) serves as a cache. The file stays open: dlopen takes two files of one name,
- * which holds the descriptor's number, for the same. */
-static void *load_from_memory(const void *bytes, int64_t size, int *file) {
-    char path[64];
-    *file = memfd_create("mlua-kernels", MFD_CLOEXEC);
-    if (*file < 0) return NULL;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", *file);
-    void *handle = cache_write_all(*file, bytes, size) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-    if (handle == NULL) close(*file);
+ * execution (noexec) serves as a cache. */
+static void *load_from_memory(const void *bytes, int64_t size) {
+    char path[PATH_SIZE];
+    int file = memfd_create("mlua-kernels", MFD_CLOEXEC);
+    if (file < 0) return NULL;
+    unique_path(file, path);
+    void *handle = cache_write_all(file, bytes, size) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    close(file);
     return handle;
 }
 
@@ -344,10 +354,8 @@ static void *load_from_folder(const void *bytes, int64_t size) {
 static void *load_object(ml_jit_c *jit, const uint64_t key[2], const void *bytes, int64_t size) {
     object *loaded = ML_PUSH(jit->arena, &jit->objects);
     memcpy(loaded->key, key, sizeof loaded->key);
-    loaded->handle = load_from_memory(bytes, size, &loaded->file);
-    if (loaded->handle != NULL) return loaded->handle;
-    loaded->file = -1;
-    loaded->handle = load_from_folder(bytes, size);
+    loaded->handle = load_from_memory(bytes, size);
+    if (loaded->handle == NULL) loaded->handle = load_from_folder(bytes, size);
     if (loaded->handle == NULL) jit->objects.count--;
     return loaded->handle;
 }
@@ -474,10 +482,7 @@ ml_status ml_jit_c_load(ml_kernel *const *kernels, int count, ml_pool *pool, ml_
 
 void ml_jit_c_free(ml_jit_c *jit) {
     if (jit == NULL) return;
-    for (uint32_t i = 0; i < jit->objects.count; i++) {
-        dlclose(jit->objects.at[i].handle);
-        if (jit->objects.at[i].file >= 0) close(jit->objects.at[i].file);
-    }
+    for (uint32_t i = 0; i < jit->objects.count; i++) dlclose(jit->objects.at[i].handle);
     if (jit->arena != NULL) ml_arena_free(jit->arena);
     ml_free(jit);
 }

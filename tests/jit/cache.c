@@ -202,6 +202,36 @@ TEST(jit, kernels_share_batches_and_sources) {
     ml_arena_free(arena);
 }
 
+static int open_descriptors(void) {
+    int count = 0;
+    for (int i = 0; i < 256; i++) count += fcntl(i, F_GETFD) != -1;
+    return count;
+}
+
+/* Objects that are loaded at once are different ones, although their files are closed. */
+TEST(jit, loaded_kernels_hold_no_descriptor) {
+    enum { COUNT = 3 };
+    ml_arena *arena = ml_arena_new();
+    ml_jit_c *jits[COUNT];
+    ml_c_function *functions[COUNT];
+    int before = open_descriptors();
+    for (int i = 0; i < COUNT; i++) {
+        ml_kernel kernel = kernel_of(arena, ml_arena_format(arena, "alone_%d_%d", i, getpid()),
+                                     ml_arena_format(arena, "*(int *)p[0] = %d;", i)),
+                  *list = &kernel;
+        REQUIRE(ml_jit_c_load(&list, 1, NULL, &jits[i], &functions[i]) == ML_OK);
+    }
+    CHECK_EQ_INT(open_descriptors(), before);
+    for (int i = 0; i < COUNT; i++) {
+        int result = -1;
+        char *pointers[] = {(char *)&result};
+        functions[i](pointers, NULL, 0, 1);
+        CHECK_EQ_INT(result, i);
+    }
+    for (int i = 0; i < COUNT; i++) ml_jit_c_free(jits[i]);
+    ml_arena_free(arena);
+}
+
 TEST(jit, failing_kernel_is_saved) {
     ml_arena *arena = ml_arena_new();
     ml_kernel kernel = kernel_of(arena, "broken", "no_such_thing = 1;"), *list = &kernel;
