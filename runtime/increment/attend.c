@@ -10,7 +10,7 @@ typedef struct {
     at_positions at;
     ml_attention_args args; /* of the whole program's */
     ml_cached_attention_args cached;
-    int64_t lead, offset; /* of keys; a query at position p sees keys up to p + offset */
+    int64_t offset; /* a query at position p sees keys up to p + offset */
     ml_ref sources[MOST];
     int count;
     ml_ref *copies; /* of the score function, by node */
@@ -82,8 +82,7 @@ static void add_captured(attention *a) {
             increment_refuse(inc, a->n, NULL, "a score function uses more than %d tensors",
                              MOST - CACHED_CAPTURED);
         if (p->fed && p->axis == a->args.kv_seq)
-            value =
-                increment_pool(inc, s, p->axis, a->lead, increment_operand(inc, a->n, i, AT_NEW));
+            value = increment_pool(inc, s, 0, increment_operand(inc, a->n, i, AT_NEW));
         else
             value = increment_operand(inc, a->n, i, a->at);
         a->sources[a->count++] = value;
@@ -100,7 +99,7 @@ static ml_ref pool_of(attention *a, int i) {
     increment_push(&by.by, inc->row, inc->rows);
     increment_push(&by.by, inc->fresh, inc->size[AT_NEW]);
     ml_type type = increment_lifted_type(ml_graph_type(inc->g, s), &by);
-    return increment_pool(inc, s, a->args.kv_seq, a->lead, ml_broadcast(inc->g, value, &type));
+    return increment_pool(inc, s, 0, ml_broadcast(inc->g, value, &type));
 }
 
 /* {row}: the position of the first query, and how many keys are valid, among keys. */
@@ -111,7 +110,6 @@ static void add_places(attention *a) {
     if (a->at == AT_LAST) first = increment_squeeze(g, inc->position[AT_LAST], inc->fresh);
     ml_ref length = ml_map2(g, ML_OP_ADD, inc->in->start, inc->in->count);
     a->sources[CACHED_START] = ml_map2(g, ML_OP_ADD, first, ml_const_int(g, ML_I32, a->offset));
-    length = ml_map2(g, ML_OP_ADD, length, ml_const_int(g, ML_I32, a->lead));
     /* rows without new positions read nothing */
     a->sources[CACHED_LENGTH] = ml_where(g, inc->active, length, ml_const_int(g, ML_I32, 0));
 }
@@ -122,7 +120,6 @@ static void read_args(attention *a) {
     const ml_ref *s = ml_graph_sources(g, a->n);
     ml_attention_read(g, a->n, &a->args);
     int64_t keys = ml_type_size(ml_graph_type(g, s[1]), a->args.kv_seq);
-    a->lead = increment_source_lead(inc, a->n, 1);
     a->offset = keys - ml_type_size(ml_graph_type(g, s[0]), a->args.seq);
     ml_axis columns = increment_without(ml_graph_type(g, inc->in->table), inc->row, 0).axis[0];
     a->cached = (ml_cached_attention_args){.seq = inc->fresh,

@@ -11,6 +11,10 @@ static bool reads_new(increment *inc, ml_ref n, int i) {
 }
 
 static void need_operands(increment *inc, ml_ref n) {
+    if (inc->places[n].over) {
+        increment_need_contraction(inc, n);
+        return;
+    }
     bool attends = ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION;
     if (increment_mixes(inc, n) && !attends) inc->needs[n] |= 1 << AT_NEW;
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
@@ -34,6 +38,7 @@ static void find_needs(increment *inc) {
 
 static ml_ref mixed(increment *inc, ml_ref n, at_positions at) {
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
+    if (inc->places[n].over) return increment_contraction(inc, n, at);
     if (op == ML_OP_ATTENTION) return increment_attention(inc, n, at);
     if (at == AT_LAST) return increment_last(inc, inc->values[AT_NEW][n]);
     if (op == ML_OP_CONV) return increment_conv(inc, n);
@@ -108,6 +113,7 @@ static void allocate(increment *inc) {
     for (int at = AT_NEW; at <= AT_LAST; at++)
         inc->values[at] = ML_NEW_ARRAY(inc->arena, ml_ref, inc->end);
     inc->table_index = (ml_index){.arena = inc->arena};
+    inc->wide_index = (ml_index){.arena = inc->arena};
 }
 
 static ml_ref finish(increment *inc) {

@@ -8,6 +8,8 @@
 typedef struct {
     bool fed;      /* it depends on the tokens */
     ml_axis axis;  /* then: its axis of positions */
+    ml_axis other; /* of a pair of positions the second axis of them; 0: of one position */
+    ml_axis over;  /* the axis of positions of its operands that it contracts; 0: none */
     ml_axis batch; /* of size 1, which increments leave out; 0: none */
     int64_t lead;  /* position p makes known the element p + lead of the axis */
 } place;
@@ -29,6 +31,14 @@ typedef struct {
     ml_ref value;
 } table_entry;
 
+/* A node of queries and keys: what it is for the new queries and all keys. */
+typedef struct {
+    ml_ref node;
+    ml_axis query, key;
+    at_positions at;
+    ml_ref value;
+} wide_entry;
+
 typedef struct {
     ml_graph *g;
     ml_arena *arena;
@@ -48,6 +58,8 @@ typedef struct {
     ml_ref begins, active; /* bool {row}: start == 0; count > 0 */
     ML_VEC(table_entry) tables;
     ml_index table_index;
+    ML_VEC(wide_entry) wide;
+    ml_index wide_index;
 } increment;
 
 /* refuse.c: raise, for node n of the whole program. `help`: what would mend it; may be NULL. */
@@ -69,6 +81,8 @@ ml_ref increment_squeeze(ml_graph *g, ml_ref n, ml_axis axis);
 /* Axis `axis` of source 0, or of the others, as `axis` of the result of a RENAME; else itself. */
 ml_axis increment_renamed(const ml_graph *g, ml_ref n, ml_axis axis);
 ml_axis increment_before(const ml_graph *g, ml_ref n, ml_axis axis);
+/* The same; 0 where n has no such axis. */
+ml_axis increment_inner(const ml_graph *g, ml_ref n, ml_axis axis);
 
 /* lift.c: node n by its lifted operands. */
 ml_ref increment_lift(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
@@ -98,7 +112,21 @@ ml_ref increment_index(increment *inc, int64_t lead, at_positions at); /* positi
 /* Of the new positions of each row the last. */
 ml_ref increment_last(increment *inc, ml_ref value);
 
-/* operands.c: operand i of n, at the lead at which n reads it. */
+/* beyond.c */
+/* The results of n, which names the axis `key` of positions, depend along `query` on no element of
+ * `key` that is more than `ahead` after it: comparisons of positions make those constant. */
+bool increment_masked(increment *inc, ml_ref n, ml_axis query, ml_axis key, int64_t ahead);
+
+/* contraction.c: sums over positions of which a mask hides the later ones. */
+/* Gives n's place where it is one. */
+bool increment_find_contraction(increment *inc, ml_ref n, const place *operands, place *out);
+void increment_need_contraction(increment *inc, ml_ref n);
+ml_ref increment_contraction(increment *inc, ml_ref n, at_positions at);
+
+/* operands.c */
+/* Node s, which depends on tokens, at a lead that is not above its own. */
+ml_ref increment_value(increment *inc, ml_ref s, int64_t lead, at_positions at);
+/* Operand i of n, at the lead at which n reads it. */
 ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at);
 
 /* states.c */
@@ -113,9 +141,12 @@ void increment_slot_write(increment *inc, uint32_t state, ml_ref value);
 ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay);
 /* {row, new = rows + new, ...}: n's last `rows` values before the new ones, then those. */
 ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows);
-/* The pool that holds s, {pool, ...}, with `value`, s at the new positions: element p + lead of the
- * axis is in the row of position p + lead. */
-ml_ref increment_pool(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref value);
+/* The pool that holds s at this lead, {pool, ...}, with `value`, that of the new positions: element
+ * p + lead of the axis is in the row of position p. */
+ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value);
+/* All elements of s along its axis of positions, {row, axis, ...}; 0 where no position so far makes
+ * them known. */
+ml_ref increment_keys(increment *inc, ml_ref s);
 
 /* ends.c */
 /* PAD and CONCAT along the positions. */

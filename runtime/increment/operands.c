@@ -16,16 +16,18 @@ static ml_ref table_operand(increment *inc, ml_ref n, int i, at_positions at) {
     return increment_table(inc, s, axis, p->batch, lead, at);
 }
 
+ml_ref increment_value(increment *inc, ml_ref s, int64_t lead, at_positions at) {
+    int64_t delay = inc->places[s].lead - lead;
+    if (!delay) return inc->values[at][s];
+    ml_ref value = increment_delayed(inc, s, delay);
+    return at == AT_LAST ? increment_last(inc, value) : value;
+}
+
 ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at) {
     ml_ref s = ml_graph_source(inc->g, n, i);
     const place *from = &inc->places[s];
     if (!from->fed) return table_operand(inc, n, i, at);
-    int64_t delay = from->lead - increment_source_lead(inc, n, i);
-    ml_ref value = inc->values[at][s];
-    if (delay) {
-        value = increment_delayed(inc, s, delay);
-        if (at == AT_LAST) value = increment_last(inc, value);
-    }
+    ml_ref value = increment_value(inc, s, increment_source_lead(inc, n, i), at);
     if (inc->places[n].batch != from->batch && ml_graph_node(inc->g, n)->source_count > 1)
         value = increment_squeeze(inc->g, value, inc->places[n].batch);
     return value;

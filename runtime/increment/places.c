@@ -50,22 +50,40 @@ static void require_known(increment *inc, ml_ref n, int i) {
     if (inc->places[s].fed && inc->places[s].lead < 0) refuse_ahead(inc, s);
 }
 
-/* What n is where it computes each position by itself: the common axis, the least lead. */
+/* p also depends on positions along this axis. */
+static void add_axis(increment *inc, ml_ref n, place *p, ml_axis axis) {
+    if (!axis || axis == p->axis || axis == p->other) return;
+    if (p->other)
+        increment_refuse(inc, n, ALTERNATIVES,
+                         "%s relates positions of \"%s\", \"%s\" and \"%s\", which has no "
+                         "increment yet",
+                         op_name(inc, n), axis_name(inc, p->axis), axis_name(inc, p->other),
+                         axis_name(inc, axis));
+    *(p->axis ? &p->other : &p->axis) = axis;
+}
+
+/* What n is where it computes each position, or each pair of positions, by itself: the axes of its
+ * operands, the least lead. */
 static place combine(increment *inc, ml_ref n) {
     place p = {0};
     const ml_type *t = ml_graph_type(inc->g, n);
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
         const place *s = &inc->places[ml_graph_source(inc->g, n, i)];
         if (!s->fed) continue;
-        if (p.fed && p.axis != s->axis)
-            increment_refuse(inc, n, ALTERNATIVES,
-                             "%s pairs all positions of \"%s\" with all of \"%s\", later ones too",
-                             op_name(inc, n), axis_name(inc, p.axis), axis_name(inc, s->axis));
-        int64_t lead = p.fed && p.lead < s->lead ? p.lead : s->lead;
-        ml_axis batch = p.batch ? p.batch : s->batch;
-        p = (place){true, s->axis, batch && ml_type_find(t, batch) >= 0 ? batch : 0, lead};
+        if (!p.fed || s->lead < p.lead) p.lead = s->lead;
+        p.fed = true;
+        if (!p.batch) p.batch = s->batch;
+        add_axis(inc, n, &p, s->axis);
+        add_axis(inc, n, &p, s->other);
     }
+    if (p.batch && ml_type_find(t, p.batch) < 0) p.batch = 0;
     return p;
+}
+
+static _Noreturn void refuse_pair(increment *inc, ml_ref n, const place *p) {
+    increment_refuse(inc, n, ALTERNATIVES,
+                     "%s of the pairs of positions of \"%s\" and \"%s\" has no increment yet",
+                     op_name(inc, n), axis_name(inc, p->axis), axis_name(inc, p->other));
 }
 
 /* ---- Movements ------------------------------------------------------------------------------- */
@@ -77,7 +95,9 @@ static place split_place(increment *inc, ml_ref n, place p) {
         p.batch = (ml_axis)args[1];
         return p;
     }
+    if (args[0] == p.other) refuse_pair(inc, n, &p);
     if (args[0] != p.axis) return p;
+    if (p.other) refuse_pair(inc, n, &p);
     if (!outer && args[4] != 1)
         increment_refuse(
             inc, n, "m.scan and m.attention work on the axis of positions itself",
@@ -90,6 +110,8 @@ static place split_place(increment *inc, ml_ref n, place p) {
 static place merge_place(increment *inc, ml_ref n, place p) {
     const int64_t *args = ml_graph_args(inc->g, n);
     const ml_type *t = ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0));
+    if (p.other && (increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other)))
+        refuse_pair(inc, n, &p);
     if (args[0] != p.axis && args[1] != p.axis) {
         if (args[0] == p.batch || args[1] == p.batch) p.batch = 0;
         return p;
@@ -112,7 +134,7 @@ static place concat_place(increment *inc, ml_ref n) {
     int64_t offset = 0;
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
     place all = combine(inc, n);
-    if (axis != all.axis) return all;
+    if (axis != all.axis || all.other) return all;
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
         ml_ref s = ml_graph_source(inc->g, n, i);
         place part = inc->places[s];
@@ -121,7 +143,7 @@ static place concat_place(increment *inc, ml_ref n) {
         p.fed |= part.fed;
         offset += ml_type_size(ml_graph_type(inc->g, s), axis);
     }
-    return (place){true, axis, all.batch, p.lead};
+    return (place){.fed = true, .axis = axis, .batch = all.batch, .lead = p.lead};
 }
 
 static place gather_place(increment *inc, ml_ref n) {
@@ -129,7 +151,7 @@ static place gather_place(increment *inc, ml_ref n) {
     place p = combine(inc, n);
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
     const place *t = &inc->places[table];
-    if (t->fed && axis == t->axis)
+    if (t->fed && (axis == t->axis || axis == t->other))
         increment_refuse(inc, n, ALTERNATIVES,
                          "gather reads any position of \"%s\", later ones too",
                          axis_name(inc, axis));
@@ -150,14 +172,15 @@ static place move_place(increment *inc, ml_ref n) {
     case ML_MOVE_RENAME: {
         const place *s = &inc->places[ml_graph_source(inc->g, n, 0)];
         p.axis = increment_renamed(inc->g, n, s->axis);
+        p.other = s->other ? increment_renamed(inc->g, n, s->other) : 0;
         p.batch = s->batch ? increment_renamed(inc->g, n, s->batch) : 0;
         return p;
     }
     case ML_MOVE_SLICE:
-        if (args[0] == p.axis) p.lead -= args[1];
+        if (args[0] == p.axis && !p.other) p.lead -= args[1];
         return p;
     case ML_MOVE_PAD:
-        if (args[0] == p.axis) p.lead += args[1];
+        if (args[0] == p.axis && !p.other) p.lead += args[1];
         if (args[0] == p.batch) increment_refuse(inc, n, NULL, "pad adds sequences to the batch");
         return p;
     case ML_MOVE_SPLIT:
@@ -177,6 +200,7 @@ bool increment_mixes(const increment *inc, ml_ref n) {
     const place *p = &inc->places[n];
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
     if (!p->fed) return false;
+    if (p->over) return true;
     if (op == ML_OP_ATTENTION || op == ML_OP_CONV || op == ML_OP_LINEAR_SCAN ||
         op == ML_OP_RECURRENCE || op == ML_OP_CUMSUM)
         return increment_names(inc->g, n, p->axis);
@@ -189,13 +213,6 @@ static int64_t least_lead(const increment *inc, ml_ref n) {
     const place *v = &inc->places[ml_graph_source(inc->g, n, 2)];
     if (!k->fed || !v->fed) return k->fed ? k->lead : v->lead;
     return k->lead < v->lead ? k->lead : v->lead;
-}
-
-/* The lead at which keys and values are read: those that are known before their position are
- * delayed, for a sequence of n positions has blocks for n of them. */
-static int64_t key_lead(const increment *inc, ml_ref n) {
-    int64_t lead = least_lead(inc, n);
-    return lead < 0 ? lead : 0;
 }
 
 /* More keys than positions: those that no position gives come first, or it looks ahead. */
@@ -223,7 +240,11 @@ static place attention_place(increment *inc, ml_ref n) {
         increment_refuse(inc, n, ALTERNATIVES,
                          "attention over \"%s\" is not over the positions of its queries",
                          axis_name(inc, a.kv_seq));
-    for (int i = 0; i < count; i++) require_known(inc, n, i);
+    for (int i = 0; i < count; i++) {
+        const place *p = &inc->places[s[i]];
+        if (p->other) refuse_pair(inc, n, p);
+        require_known(inc, n, i);
+    }
     int64_t seq = ml_type_size(ml_graph_type(inc->g, s[0]), a.seq);
     int64_t keys = ml_type_size(ml_graph_type(inc->g, s[1]), a.kv_seq);
     if (!a.causal)
@@ -235,7 +256,7 @@ static place attention_place(increment *inc, ml_ref n) {
     if (rest.rank != 2)
         increment_refuse(inc, n, "merge the further axes into heads",
                          "attention with axes beside heads and head_dim has no increment yet");
-    return (place){true, a.seq, batch, 0};
+    return (place){.fed = true, .axis = a.seq, .batch = batch};
 }
 
 /* Elements beyond the end count as 0, which a step does not know. */
@@ -315,6 +336,17 @@ static void check_output(increment *inc, ml_ref n) {
                                            : "the state after the last position depends on all");
 }
 
+static _Noreturn void refuse_contraction(increment *inc, ml_ref n, const place *p) {
+    ml_axis key = increment_names(inc->g, n, p->axis) ? p->axis : p->other;
+    increment_refuse(
+        inc, n,
+        "m.attention with causal = true; by hand, m.where(m.le(of, at), s, 0), of both "
+        "m.iota's, hides later positions",
+        "%s over \"%s\" has no increment yet: it may read later positions, whose terms "
+        "no comparison of positions makes 0",
+        op_name(inc, n), axis_name(inc, key));
+}
+
 static _Noreturn void refuse_over(increment *inc, ml_ref n, const place *p) {
     const char *name = op_name(inc, n), *axis = axis_name(inc, p->axis);
     if (increment_names(inc->g, n, p->axis))
@@ -328,8 +360,12 @@ static _Noreturn void refuse_over(increment *inc, ml_ref n, const place *p) {
 static place rest_place(increment *inc, ml_ref n) {
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
     if (op == ML_OP_ATTENTION) return attention_place(inc, n);
-    place p = combine(inc, n);
-    if (increment_names(inc->g, n, p.axis)) {
+    place p = combine(inc, n), contracted;
+    bool along = increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other);
+    if (along && p.lead < 0) refuse_ahead(inc, n);
+    if (along && increment_find_contraction(inc, n, &p, &contracted)) return contracted;
+    if (along && p.other) refuse_contraction(inc, n, &p);
+    if (along) {
         if (op == ML_OP_CONV) return conv_place(inc, n, p);
         if (op == ML_OP_LINEAR_SCAN) return linear_scan_place(inc, n, p);
         if (op == ML_OP_RECURRENCE) return recurrence_place(inc, n, p);
@@ -339,7 +375,7 @@ static place rest_place(increment *inc, ml_ref n) {
     bool conv = op == ML_OP_CONV && !inc->places[ml_graph_source(inc->g, n, 1)].fed;
     bool of_batch = increment_names(inc->g, n, p.batch) && ml_ops[op].op_class != ML_CLASS_REDUCE;
     if ((!increment_by_parts(inc->g, n, p.axis) && !conv) || of_batch || op == ML_OP_RANDOM ||
-        increment_names(inc->g, n, p.axis) || ml_type_find(ml_graph_type(inc->g, n), p.axis) < 0)
+        along || ml_type_find(ml_graph_type(inc->g, n), p.axis) < 0)
         refuse_over(inc, n, &p);
     return p;
 }
@@ -381,7 +417,8 @@ static void place_tokens(increment *inc) {
     if (ml_graph_node(inc->g, n)->op != ML_OP_INPUT || rest.rank > 1 ||
         rest.rank == ml_graph_type(inc->g, n)->rank || (rest.rank && rest.size[0] != 1))
         ml_raise(ML_INVALID, "the tokens of a whole program are an input over one sequence");
-    inc->places[n] = (place){true, inc->in->seq, rest.rank ? rest.axis[0] : 0, 0};
+    inc->places[n] =
+        (place){.fed = true, .axis = inc->in->seq, .batch = rest.rank ? rest.axis[0] : 0};
 }
 
 void increment_find_places(increment *inc) {
@@ -394,6 +431,7 @@ void increment_find_places(increment *inc) {
         if (inc->live[n]) find_place(inc, n);
     const place *p = &inc->places[inc->in->logits];
     if (!p->fed) ml_raise(ML_INVALID, "the logits do not depend on the tokens");
+    if (p->other) refuse_pair(inc, inc->in->logits, p);
     if (p->lead < 0) refuse_ahead(inc, inc->in->logits);
 }
 
@@ -408,9 +446,5 @@ int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {
     }
     if (node->source_count == 1 && !increment_mixes(inc, n)) return s->lead;
     if (node->op == ML_OP_CONV) return s->lead;
-    if (node->op != ML_OP_ATTENTION) return p->lead;
-    ml_attention_args a;
-    ml_attention_read(inc->g, n, &a);
-    bool of_keys = i == 1 || i == 2 || (s->fed && s->axis == a.kv_seq && i > 2);
-    return of_keys ? key_lead(inc, n) : 0;
+    return node->op == ML_OP_ATTENTION ? 0 : p->lead;
 }

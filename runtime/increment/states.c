@@ -117,34 +117,44 @@ static ml_ref pool_rows(increment *inc, ml_ref position) {
                    ml_map2(g, ML_OP_MOD, position, block));
 }
 
-/* The elements that no token decides, before those of position 0, where a sequence begins. */
-static ml_ref write_first(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref cache) {
-    ml_graph *g = inc->g;
-    ml_type index = increment_plain(ML_I32);
-    increment_push(&index, inc->row, inc->rows);
-    increment_push(&index, inc->past, lead);
-    ml_ref at = pool_rows(inc, ml_broadcast(g, ml_iota(g, inc->past, lead), &index));
-    ml_ref begins = ml_map2(g, ML_OP_AND, inc->begins, inc->active);
-    at = ml_where(g, begins, at, ml_const_int(g, ML_I32, -1));
-    const place *p = &inc->places[s];
-    ml_ref value =
-        p->fed ? increment_prefix(inc, s, lead) : increment_part(inc, s, axis, 0, 0, lead);
-    ml_type rows = index, rest = increment_without(ml_graph_type(g, cache), inc->pool, 0);
-    rows.dtype = rest.dtype;
-    for (int i = 0; i < rest.rank; i++) increment_push(&rows, rest.axis[i], rest.size[i]);
-    return ml_write_rows(g, cache, at, ml_broadcast(g, value, &rows), inc->pool);
-}
-
-ml_ref increment_pool(increment *inc, ml_ref s, ml_axis axis, int64_t lead, ml_ref value) {
+ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value) {
     ml_graph *g = inc->g;
     if (!inc->in->table) ml_raise(ML_INVALID, "what is kept by position needs the table of blocks");
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
     uint32_t state = increment_state(inc, ML_KEPT_POOL, s, 1 + inc->places[s].lead - lead, &rest);
-    ml_ref cache = state_node(g, state);
-    ml_ref at = pool_rows(inc, increment_index(inc, lead, AT_NEW));
+    ml_ref at = pool_rows(inc, inc->position[AT_NEW]);
     at = ml_where(g, inc->valid, at, ml_const_int(g, ML_I32, -1));
-    cache = ml_write_rows(g, cache, at, value, inc->pool);
-    if (lead) cache = write_first(inc, s, axis, lead, cache);
+    ml_ref cache = ml_write_rows(g, state_node(g, state), at, value, inc->pool);
     update(inc, state, cache);
     return cache;
+}
+
+/* The elements that no position gives come before those of the first position. */
+ml_ref increment_keys(increment *inc, ml_ref s) {
+    ml_graph *g = inc->g;
+    const place *p = &inc->places[s];
+    int64_t size = ml_type_size(ml_graph_type(g, s), p->axis);
+    int64_t before = p->lead < size ? p->lead : size;
+    ml_ref pool = increment_pool(inc, s, p->lead, inc->values[AT_NEW][s]), value = 0;
+    ml_type index = increment_plain(ML_I32);
+    increment_push(&index, inc->row, inc->rows);
+    increment_push(&index, inc->past, size - before);
+    if (before < size) {
+        ml_ref position = ml_broadcast(g, ml_iota(g, inc->past, size - before), &index);
+        ml_ref length = ml_map2(g, ML_OP_ADD, inc->in->start, inc->in->count);
+        value = ml_gather(g, pool, pool_rows(inc, position), inc->pool);
+        value = ml_where(g, ml_map2(g, ML_OP_LT, position, length), value,
+                         ml_const(g, (ml_dtype)ml_graph_type(g, value)->dtype, 0));
+    }
+    if (before) {
+        ml_ref first = increment_prefix(inc, s, p->lead);
+        first = ml_slice(g, first, inc->past, 0, before);
+        ml_type type = index, rest = increment_without(ml_graph_type(g, pool), inc->pool, 0);
+        type.dtype = rest.dtype;
+        type.size[1] = before;
+        for (int i = 0; i < rest.rank; i++) increment_push(&type, rest.axis[i], rest.size[i]);
+        first = ml_broadcast(g, first, &type);
+        value = value ? ml_concat(g, (ml_ref[]){first, value}, 2, inc->past) : first;
+    }
+    return ml_rename(g, value, inc->past, p->axis);
 }

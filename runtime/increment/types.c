@@ -67,3 +67,7 @@ ml_axis increment_renamed(const ml_graph *g, ml_ref n, ml_axis axis) {
 ml_axis increment_before(const ml_graph *g, ml_ref n, ml_axis axis) {
     return other_name(g, n, axis, 1);
 }
+
+ml_axis increment_inner(const ml_graph *g, ml_ref n, ml_axis axis) {
+    return ml_type_find(ml_graph_type(g, n), axis) < 0 ? 0 : increment_before(g, n, axis);
+}
