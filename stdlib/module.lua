@@ -393,6 +393,17 @@ function m.stack(count, class, ...)
   return list
 end
 
+---The modules that have a path, which they get where their tree is first used.
+---@return {path: string, class: string}[] modules sorted by path
+function m.named_modules()
+  local list = {}
+  for _, record in pairs(records) do
+    if record.path then list[#list + 1] = { path = record.path, class = record.class.name } end
+  end
+  table.sort(list, function(a, b) return a.path < b.path end)
+  return list
+end
+
 ---Whether x is an instance of a module.
 ---@param x any
 ---@return boolean

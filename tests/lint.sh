@@ -112,7 +112,7 @@ runtime/exec/{session,program}: a header and its internal header
 runtime/exec/{session,program,overflow_retry,pipeline_run,pipeline_retry}: a session settles its programs, whose runs may be repeated
 runtime/device/cuda/{cuda_exec,cuda_loop,cuda_enqueue,cuda_profile,cuda_run_checked,cuda_attention_autotune}: the step of a loop is loaded and run as a program is
 codegen/kernels/{attention_bind,attention_score}: a score function is bound as parameters of the kernel that it is a part of
-vm/{bindings/*,check/*,language/*,show/*,serve/binding}: one Lua state: bindings raise errors, which print the tensors, programs and lines of bindings
+vm/{bindings/*,check/*,known/*,language/*,lsp/*,show/*,serve/binding}: one Lua state: bindings raise errors, which print the tensors, programs and lines of bindings
 vm/repl/{repl_help,repl_commands,repl_show}: help is both a command and a value that is printed
 '
 # Whether all these files are of one row.

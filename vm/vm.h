@@ -36,8 +36,12 @@ typedef struct {
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
     bool json, quiet, types, bench, explain;
-    FILE *json_out;                      /* the stream for JSON (output.h) */
-    const char *profile;                 /* --profile: the path of the trace; NULL: none */
+    bool facts;           /* of check: write all that is known about the script */
+    const char *confined; /* of check: the folders that may be read; NULL: no limits */
+    const char *buffers;  /* of check: unsaved texts by path, as JSON; NULL: none */
+    const char *limits;   /* what the kernel enforces (known_confine) */
+    FILE *json_out;       /* the stream for JSON (output.h) */
+    const char *profile;  /* --profile: the path of the trace; NULL: none */
     int64_t profile_first, profile_last; /* --profile-steps; 0: the default */
     int64_t seed;
     vm_setting overrides[VM_MAX_SETTINGS];
@@ -389,6 +393,8 @@ void vm_run_register(lua_State *L);
 void vm_checkpoint_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
+void vm_known_register(lua_State *L); /* after the traps */
+void vm_lsp_register(lua_State *L);
 void vm_layout_register(lua_State *L);
 void vm_lineage_register(lua_State *L);
 void vm_profile_register(lua_State *L);

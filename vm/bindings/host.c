@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -109,12 +110,11 @@ static void close_traps(void *argument) {
         traps_rewrite(call->text, call->size, call->kind, call->arena, &call->result_size);
 }
 
-/* Replace the function on top by its rewritten form; unchanged where there is nothing to rewrite.
- */
-static void load_rewritten(lua_State *L, const char *text, size_t size, const char *chunk, int env,
+/* Replace the function on top by its rewritten form; false where there is nothing to rewrite. */
+static bool load_rewritten(lua_State *L, const char *text, size_t size, const char *chunk, int env,
                            traps_kind kind) {
     traps_call call = {.arena = ml_arena_new(), .text = text, .size = size, .kind = kind};
-    if (!call.arena) return;
+    if (!call.arena) return false;
     int status = LUA_ERRSYNTAX;
     if (ml_protect(close_traps, &call) == ML_OK && call.result)
         status = luaL_loadbufferx(L, call.result, call.result_size, chunk, "t");
@@ -133,6 +133,7 @@ static void load_rewritten(lua_State *L, const char *text, size_t size, const ch
         lua_replace(L, -2);
     else
         lua_pop(L, 1);
+    return status == LUA_OK;
 }
 
 void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size) {
@@ -170,7 +171,10 @@ static int load_text(lua_State *L, const char *text, size_t size, const char *ch
         lua_pushvalue(L, env);
         if (!lua_setupvalue(L, -2, 1)) lua_pop(L, 1);
     }
-    if (script) load_rewritten(L, text, size, chunk, env, kind);
+    bool observes = script && kind == TRAPS_SCRIPT && vm_of(L)->options->facts;
+    /* Where values are noted the text is deeper nested, perhaps deeper than Lua accepts. */
+    bool done = observes && load_rewritten(L, text, size, chunk, env, TRAPS_OBSERVED);
+    if (script && !done) load_rewritten(L, text, size, chunk, env, kind);
     return LUA_OK;
 }
 
@@ -182,8 +186,45 @@ int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk
     return load_text(L, text, size, chunk, 0, TRAPS_INPUT);
 }
 
+/* The text of a file. */
+static int load_file_text(lua_State *L, const char *text, size_t size, const char *path, int env) {
+    static const char mark[] = "\xEF\xBB\xBF"; /* of UTF-8, which some editors begin files with */
+    size_t skip = size >= 3 && memcmp(text, mark, 3) == 0 ? 3 : 0;
+    if (skip < size && text[skip] == '#') /* a first line "#!..." is for the shell */
+        while (skip < size && text[skip] != '\n') skip++;
+    lua_pushfstring(L, "@%s", strcmp(path, "-") == 0 ? "stdin" : path);
+    int status = vm_load(L, text + skip, size - skip, lua_tostring(L, -1), env);
+    lua_remove(L, -2);
+    return status;
+}
+
+/* Push what an editor has of the file and has not saved; false where there is nothing. */
+static bool push_buffer(lua_State *L, const char *path) {
+    if (!vm_of(L)->options->buffers) return false;
+    char *folder = realpath(".", NULL), *whole = realpath(path, NULL);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.buffers");
+    int buffers = lua_gettop(L);
+    if (strncmp(path, "./", 2) == 0) path += 2;
+    lua_pushfstring(L, path[0] == '/' ? "%s%s" : "%s/%s", path[0] == '/' || !folder ? "" : folder,
+                    path);
+    bool found = lua_gettable(L, buffers) == LUA_TSTRING; /* it may not exist as a file */
+    if (!found && whole) found = lua_getfield(L, buffers, whole) == LUA_TSTRING;
+    free(folder);
+    free(whole);
+    if (found) lua_replace(L, buffers);
+    lua_settop(L, found ? buffers : buffers - 1);
+    return found;
+}
+
 int vm_load_file(lua_State *L, const char *path, int env) {
     if (env) env = lua_absindex(L, env);
+    if (push_buffer(L, path)) {
+        size_t length;
+        const char *text = lua_tolstring(L, -1, &length);
+        int status = load_file_text(L, text, length, path, env);
+        lua_remove(L, -2);
+        return status;
+    }
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     if (!file) {
         lua_pushfstring(L, "cannot open %s: %s", path, strerror(errno));
@@ -208,14 +249,8 @@ int vm_load_file(lua_State *L, const char *path, int env) {
         lua_remove(L, -2);
         return LUA_ERRFILE;
     }
-    static const char mark[] = "\xEF\xBB\xBF"; /* of UTF-8, which some editors begin files with */
-    size_t skip = size >= 3 && memcmp(text, mark, 3) == 0 ? 3 : 0;
-    if (skip < size && text[skip] == '#') /* a first line "#!..." is for the shell */
-        while (skip < size && text[skip] != '\n') skip++;
-    lua_pushfstring(L, "@%s", strcmp(path, "-") == 0 ? "stdin" : path);
-    int status = vm_load(L, text + skip, size - skip, lua_tostring(L, -1), env);
-    lua_replace(L, -3);
-    lua_pop(L, 1);
+    int status = load_file_text(L, text, size, path, env);
+    lua_remove(L, -2);
     return status;
 }
 
@@ -395,6 +430,8 @@ static int open_state(lua_State *L) {
     vm_lineage_register(L);
     vm_profile_register(L);
     traps_register(L);
+    vm_known_register(L);
+    vm_lsp_register(L);
     lua_setfield(L, -2, "mlua.core");
     lua_pop(L, 1);
     vm_globals_register(L);

@@ -545,7 +545,14 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object) precision_json(&r->products, object);
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    if (text) fprintf(vm->options->json_out, "%s\n", text);
+    if (text && vm->options->facts) {
+        luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.reports");
+        lua_pushstring(L, text);
+        lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+        lua_pop(L, 1);
+    } else if (text) {
+        fprintf(vm->options->json_out, "%s\n", text);
+    }
     fflush(vm->options->json_out);
     ml_free(text); /* main.c sets ml_alloc as jansson's allocator */
     json_decref(object);

@@ -371,3 +371,57 @@ bool traffic_print_tensor(lua_State *L, ml_ref n) {
     types_end(L, &call, status);
     return true;
 }
+
+/* ---- Placements of many tensors -------------------------------------------------------------- */
+
+typedef struct {
+    const ml_layout *layout;
+    const ml_graph *session;
+    ml_graph *graph, *local;
+    ml_arena *arena;
+    const ml_ref *nodes;
+    int count;
+    ml_placements *by_ref, *places; /* of nodes of `graph`; of nodes[] */
+    bool *placed;                   /* by ref */
+    bool *known;
+} place_call;
+
+static void keep_place(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
+    place_call *call = context;
+    (void)g;
+    call->by_ref[n] = *at;
+    call->placed[n] = true;
+}
+
+static void place_nodes(void *argument) {
+    place_call *call = argument;
+    size_t size = sizeof(ml_ref) * (size_t)call->count;
+    ml_roots roots = {.output_count = call->count, .outputs = ml_arena_alloc(call->arena, size)};
+    ml_ref *kept = ml_arena_alloc(call->arena, size);
+    memcpy(roots.outputs, call->nodes, size);
+    call->graph = ml_simplify(call->session, &roots);
+    memcpy(kept, roots.outputs, size);
+    call->by_ref = ML_NEW_ARRAY(call->arena, ml_placements, ml_graph_count(call->graph));
+    call->placed = ML_NEW_ARRAY(call->arena, bool, ml_graph_count(call->graph));
+    call->local = ml_shard_report(call->graph, &roots, call->layout, keep_place, call);
+    for (int i = 0; i < call->count; i++) {
+        const ml_type *type = ml_graph_type(call->session, call->nodes[i]);
+        call->known[i] =
+            call->placed[kept[i]] && ml_type_same_axes(type, ml_graph_type(call->graph, kept[i]));
+        if (call->known[i]) call->places[i] = call->by_ref[kept[i]];
+    }
+}
+
+void traffic_place(lua_State *L, ml_arena *arena, const ml_ref *nodes, int count,
+                   ml_placements *places, bool *known) {
+    place_call call = {.session = vm_of(L)->graph, .arena = arena, .nodes = nodes};
+    call.count = count;
+    call.places = places;
+    call.known = known;
+    call.layout = ml_session_layout(vm_of(L)->session);
+    memset(known, 0, sizeof *known * (size_t)count);
+    if (!call.layout || count == 0) return;
+    if (ml_protect(place_nodes, &call) != ML_OK) memset(known, 0, sizeof *known * (size_t)count);
+    if (call.local) ml_graph_free(call.local);
+    if (call.graph) ml_graph_free(call.graph);
+}

@@ -52,6 +52,10 @@ void traffic_print_typed(lua_State *L, const ml_roots *roots);
 /* A tensor of the session's graph: its type and placement, a rank's part, and what the ranks
  * send to compute it. False where there is no layout of several ranks. */
 bool traffic_print_tensor(lua_State *L, ml_ref n);
+/* Where the layout puts tensors of the session's graph, as their ops give it; known[i]: whether it
+ * does. All are unknown where there is no layout or it fits one of them not. */
+void traffic_place(lua_State *L, ml_arena *arena, const ml_ref *nodes, int count,
+                   ml_placements *places, bool *known);
 void traffic_json(lua_State *L, const vm_traffic *t, json_t *object);
 
 #endif

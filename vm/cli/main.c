@@ -21,6 +21,7 @@
 #include "vm/cli/output.h"
 #include "vm/cli/restart.h"
 #include "vm/cli/tokenize.h"
+#include "vm/known/known.h"
 #include "vm/vm.h"
 
 static ml_launch launch;
@@ -43,6 +44,7 @@ static int export_main(vm_options *options, int count, char **words);
 static int show_main(vm_options *options, int count, char **words);
 static int tokenize_main(vm_options *options, int count, char **words);
 static int doctor_main(vm_options *options, int count, char **words);
+static int lsp_main(vm_options *options, int count, char **words);
 static int editor_main(vm_options *options, int count, char **words);
 static int help_main(vm_options *options, int count, char **words);
 static int version_main(vm_options *options, int count, char **words);
@@ -73,6 +75,8 @@ static const command commands[] = {
      "make token ids of .txt and .jsonl files, also .gz and .zst", FOR_TOKENIZE, tokenize_main},
     {"doctor", "", "what was found on this machine, what is missing and what that costs",
      FOR_DOCTOR, doctor_main},
+    {"lsp", "", "the language server for editors: types, layouts and errors while typing", 0,
+     lsp_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
      editor_main},
     {"help", "[COMMAND|environment]", "this text, or that of a command, or of the variables", 0,
@@ -184,6 +188,7 @@ static int first_declared(lua_State *L, const vm_options *options) {
 static int script_main(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
     if (options->mode == VM_RUN) vm_check(L, ml_device_find(options->device));
+    if (options->buffers) known_set_buffers(L, options->buffers);
     int loaded = options->script_text
                      ? vm_load(L, options->script_text, strlen(options->script_text),
                                options->script_chunk, 0)
@@ -248,7 +253,12 @@ static int run_script_once(vm_options *options) {
             result = vm_is_interrupt(vm->L, -1)                 ? exit_of_signal(options)
                      : vm->device_failed && options->run_folder ? RESTART_EXIT_DEVICE
                                                                 : EXIT_ERROR;
-            if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
+            if (options->facts)
+                known_write(vm->L, true);
+            else if (first_failure(vm->L, options->comm))
+                vm_print_error(vm->L);
+        } else if (options->facts) {
+            known_write(vm->L, false);
         } else if (vm_stop && !options->run_folder && !serves &&
                    (!options->comm || ml_comm_rank(options->comm) == 0)) {
             fflush(stdout);
@@ -359,8 +369,13 @@ static int run_command(vm_options *options, int count, char **words) {
 static int check_main(vm_options *options, int count, char **words) {
     options->mode = VM_CHECK;
     int result = parse_script("check", options, count, words, true);
-    if (result == EXIT_OK && !readable(options->script)) return missing_script(options->script);
-    return result == EXIT_OK ? run_script(options) : result;
+    if (result != EXIT_OK) return result;
+    if (!options->facts && (options->buffers || options->confined))
+        return usage_error("--buffers and --confined belong to --facts");
+    options->json |= options->facts;
+    if (!options->buffers && !readable(options->script)) return missing_script(options->script);
+    if (options->confined) options->limits = known_confine(options->confined);
+    return run_script(options);
 }
 
 static int repl_main(vm_options *options, int count, char **words) {
@@ -500,6 +515,12 @@ static int doctor_main(vm_options *options, int count, char **words) {
     int ranks = options->ranks ? (int)options->ranks : doctor_gpus();
     int ranks_result = ranks > 1 ? ml_launch_local(ranks, &launch.options, command_line) : EXIT_OK;
     return result != EXIT_OK ? result : ranks_result;
+}
+
+static int lsp_main(vm_options *options, int count, char **words) {
+    (void)words;
+    if (count) return usage_error("lsp takes no arguments: an editor starts it");
+    return library_main(options, "mlua.lsp", NULL);
 }
 
 static int editor_main(vm_options *options, int count, char **words) {

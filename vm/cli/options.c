@@ -160,6 +160,13 @@ static const option option_table[] = {
     {"--types", NULL, FLAG(types), FOR_CHECK, "print the type of every tensor too"},
     {"--explain", NULL, FLAG(explain), FOR_CHECK,
      "print how each program is compiled: every pass with its effect, attempts to save memory"},
+    {"--facts", NULL, FLAG(facts), FOR_CHECK,
+     "write all that is known about the script as one JSON object, also where it fails: the types, "
+     "bytes and layouts of expressions by place, steps by line, reports, the error"},
+    {"--buffers", "FILE", TEXT(buffers), FOR_CHECK,
+     "with --facts: texts that an editor has not saved, JSON {path: text}; - is standard input"},
+    {"--confined", "DIR[:DIR]", TEXT(confined), FOR_CHECK,
+     "with --facts: read only below these folders; no writing, processes or network; 5 s, 2 GiB"},
     {"--from", "DIR", TEXT(from), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE,
      "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file; "
      "PEFT's adapters by their folder, or BASE,FOLDER where it does not name a folder's weights"},

@@ -206,6 +206,28 @@ static void push_text(lua_State *L, const char *file, int line, int message, int
     lua_settop(L, prefix - 1);
 }
 
+/* For editors: the operands as a list in the error object on top. */
+static void add_operands(lua_State *L, const lua_Debug *frame, const ml_ref *operands, int count) {
+    const ml_graph *g = vm_of(L)->graph;
+    lua_createtable(L, count, 0);
+    for (int i = 0; i < count; i++) {
+        const char *state;
+        const ml_origin *origin = origin_of(g, operands[i], &state);
+        lua_createtable(L, 0, 4);
+        if (!frame || !vm_push_name(L, frame, operands[i]))
+            lua_pushstring(L, operand_word(i, count));
+        lua_setfield(L, -2, "name");
+        vm_push_type(L, g, ml_graph_type(g, operands[i]));
+        lua_setfield(L, -2, "type");
+        if (origin && origin->file) {
+            vm_set_string(L, "file", origin->file);
+            vm_set_integer(L, "line", origin->line);
+        }
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "operands");
+}
+
 static void add_traceback(lua_State *L, int object) {
     if (!ml_debug_on(1)) return;
     luaL_traceback(L, L, NULL, 1);
@@ -265,6 +287,7 @@ static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int coun
         lines = help - 1;
     }
     make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, lines);
+    if (vm_of(L)->options->facts) add_operands(L, known ? &frame : NULL, operands, count);
     lua_error(L);
     __builtin_unreachable();
 }

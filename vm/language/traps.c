@@ -16,6 +16,10 @@ typedef struct {
 } edit;
 
 typedef struct {
+    size_t start, end;
+} range;
+
+typedef struct {
     lexer at;   /* the current token */
     int depth;  /* of the recursion */
     int blocks; /* that enclose the current statement */
@@ -57,15 +61,41 @@ static void wrap(scanner *s, size_t start, size_t end, const char *opening) {
     add_edit(s, end, 0, CLOSING, ")");
 }
 
+/* ---- Values that are noted ------------------------------------------------------------------- */
+
+static const char *seen_text(scanner *s, const range *names, int count, const range *whole) {
+    const char *text = ml_arena_format(s->arena, "mlua__trap.seen(%d", count);
+    for (int i = 0; i < count; i++)
+        text = ml_arena_format(s->arena, "%s,%zu,%zu,%.*s", text, names[i].start, names[i].end,
+                               (int)(names[i].end - names[i].start), s->at.text + names[i].start);
+    return ml_arena_format(s->arena, "%s,%zu,%zu,", text, whole->start, whole->end);
+}
+
+/* The expression from `start` up to here, and names that it begins with or operates on. */
+static void observe(scanner *s, size_t start, const range *names, int count) {
+    if (s->text_kind != TRAPS_OBSERVED) return;
+    wrap(s, start, s->at.last_end, seen_text(s, names, count, &(range){start, s->at.last_end}));
+}
+
+/* Variables that a function or a loop declares: noted at the start of its body, which is here. */
+static void observe_variables(scanner *s, const range *names, int count) {
+    if (s->text_kind != TRAPS_OBSERVED || count == 0) return;
+    const char *call = seen_text(s, names, count, &(range){0, 0});
+    add_edit(s, s->at.last_end, 0, CLOSING, ml_arena_format(s->arena, " %snil);", call));
+}
+
 /* ---- Grammar --------------------------------------------------------------------------------- */
 
 /* What is known of an expression: whether it may be a tensor, and how it ends. */
 typedef enum {
     E_VALUE, /* anything */
+    E_NAME,  /* a variable, or fields of one by their names: self.norm.gain */
     E_CALL,  /* a call and nothing else: a return of it is a tail call */
     E_PLAIN, /* neither a tensor nor its value: nil, a string, a table, a function, a comparison */
     E_CONSTANT, /* a numeral, true, false */
 } expression_kind;
+
+enum { MOST_VARIABLES = 16 };
 
 static void block(scanner *s);
 static expression_kind expression(scanner *s, int limit);
@@ -76,11 +106,24 @@ static void expression_list(scanner *s) {
 }
 
 static void function_body(scanner *s) {
+    range names[MOST_VARIABLES];
+    int count = 0;
     expect(s, '(');
-    while (s->at.kind == T_NAME || s->at.kind == T_DOTS || s->at.kind == ',') advance(s);
+    for (; s->at.kind == T_NAME || s->at.kind == T_DOTS || s->at.kind == ','; advance(s))
+        if (s->at.kind == T_NAME && count < MOST_VARIABLES)
+            names[count++] = (range){s->at.start, s->at.end};
     expect(s, ')');
+    observe_variables(s, names, count);
     block(s);
     expect(s, T_END);
+}
+
+/* Whether the current token is the key of a table's field: `key = value`. */
+static bool is_key(const scanner *s) {
+    lexer ahead = s->at;
+    if (s->at.kind != T_NAME) return false;
+    lexer_next(&ahead);
+    return ahead.kind == '=';
 }
 
 static void table(scanner *s) {
@@ -90,13 +133,11 @@ static void table(scanner *s) {
             expression(s, 0);
             expect(s, ']');
             expect(s, '=');
-            expression(s, 0);
-        } else if (s->at.kind == T_NAME) {
-            expression(s, 0); /* a key, or an item */
-            if (accept(s, '=')) expression(s, 0);
-        } else {
-            expression(s, 0);
+        } else if (is_key(s)) {
+            advance(s);
+            advance(s);
         }
+        expression(s, 0);
         if (!accept(s, ',') && !accept(s, ';')) break;
     }
     expect(s, '}');
@@ -113,19 +154,22 @@ static void arguments(scanner *s) {
 }
 
 static expression_kind suffixed(scanner *s) {
-    expression_kind kind = E_VALUE;
+    expression_kind kind = E_NAME;
+    range whole = {s->at.start, 0};
     if (accept(s, '(')) {
         expression(s, 0);
         expect(s, ')');
+        kind = E_VALUE;
     } else {
         expect(s, T_NAME);
     }
     for (;;) {
+        whole.end = s->at.last_end;
         switch (s->at.kind) {
         case '.':
             advance(s);
             expect(s, T_NAME);
-            kind = E_VALUE;
+            if (kind != E_NAME) kind = E_VALUE;
             break;
         case '[':
             advance(s);
@@ -137,12 +181,14 @@ static expression_kind suffixed(scanner *s) {
             advance(s);
             expect(s, T_NAME);
             arguments(s);
+            observe(s, whole.start, &whole, kind == E_NAME);
             kind = E_CALL;
             break;
         case '(':
         case '{':
         case T_STRING:
             arguments(s);
+            observe(s, whole.start, NULL, 0);
             kind = E_CALL;
             break;
         default: return kind;
@@ -202,9 +248,11 @@ enum { UNARY_PRIORITY = 12, MAX_DEPTH = 400 };
 
 static expression_kind unary(scanner *s) {
     int kind = s->at.kind;
+    size_t whole = s->at.start;
     advance(s);
     size_t start = s->at.start;
     expression_kind operand = expression(s, UNARY_PRIORITY);
+    if (kind == '-') observe(s, whole, &(range){start, s->at.last_end}, operand == E_NAME);
     if (kind != T_NOT) return E_VALUE;
     if (operand < E_PLAIN) wrap(s, start, s->at.last_end, "mlua__trap.test(");
     return E_PLAIN;
@@ -214,7 +262,12 @@ static expression_kind unary(scanner *s) {
 static expression_kind binary(scanner *s, int kind, int right, size_t start, expression_kind left) {
     size_t left_end = s->at.last_end, operator_start = s->at.start, operator_end = s->at.end;
     advance(s);
+    size_t right_start = s->at.start;
     expression_kind operand = expression(s, right);
+    range names[2];
+    int count = 0;
+    if (left == E_NAME) names[count++] = (range){start, left_end};
+    if (operand == E_NAME) names[count++] = (range){right_start, s->at.last_end};
     switch (kind) {
     case T_AND:
     case T_OR:
@@ -232,7 +285,7 @@ static expression_kind binary(scanner *s, int kind, int right, size_t start, exp
     case '<':
     case '>':
     case T_CONCAT: return E_PLAIN;
-    default: return E_VALUE;
+    default: observe(s, start, names, count); return E_VALUE;
     }
 }
 
@@ -245,6 +298,7 @@ static expression_kind expression(scanner *s, int limit) {
     int right = 0, left;
     while ((left = left_priority(s->at.kind, &right)) > limit)
         kind = binary(s, s->at.kind, right, start, kind);
+    if (kind == E_NAME && limit == 0) observe(s, start, NULL, 0);
     s->depth--;
     return kind;
 }
@@ -266,12 +320,17 @@ static void if_statement(scanner *s) {
 }
 
 static void for_statement(scanner *s) {
+    range names[MOST_VARIABLES];
+    int count = 0;
     advance(s);
-    do expect(s, T_NAME);
-    while (accept(s, ','));
+    do {
+        if (count < MOST_VARIABLES) names[count++] = (range){s->at.start, s->at.end};
+        expect(s, T_NAME);
+    } while (accept(s, ','));
     if (!accept(s, '=')) expect(s, T_IN);
     expression_list(s);
     expect(s, T_DO);
+    observe_variables(s, names, count);
     block(s);
     expect(s, T_END);
 }

@@ -14,7 +14,17 @@
  * costs the stack that proper tail calls would have saved. `choose` lets a tensor pass unless it
  * is a comparison's result: `mask or default` asks whether there is a mask. `test` does not let
  * any tensor pass: `if mask ~= nil` asks that. Operands that cannot be tensors stay as they are.
- * Embedded files are not rewritten. */
+ * Embedded files are not rewritten.
+ *
+ * Of a script that an editor asks about (TRAPS_OBSERVED) also the values of expressions are noted,
+ * with the bytes that they begin and end at (vm/known/values.c):
+ *
+ *   a:f(x), a + b                    becomes   trap.seen(N, begin, end, a, ..., begin, end, a:f(x))
+ *   x, self.wq as a whole expression becomes   trap.seen(0, begin, end, x)
+ *   function(x, y)                   becomes   function(x, y) trap.seen(2, begin, end, x, ...);
+ *
+ * N: names that are operands or receivers of the call come first, since Lua's own messages name
+ * such operands (a nil value (local 'x')) only where they are not wrapped. */
 #ifndef ML_TRAPS_H
 #define ML_TRAPS_H
 
@@ -28,6 +38,7 @@ typedef enum {
     TRAPS_SCRIPT,
     TRAPS_INPUT, /* of the prompt: locals of the outermost block become globals, so that they stay
                   */
+    TRAPS_OBSERVED,
 } traps_kind;
 
 /* The rewritten text: a chunk that, called with the table of traps, returns the script's function.

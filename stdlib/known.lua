@@ -1,0 +1,72 @@
+-- What is known about a script that was traced (mlua check --facts), in whole or up to an error, as one object of JSON.
+local core = require "mlua.core"
+local m = require "mlua"
+local known = {}
+
+local SHORT, NAMES = 60, 200 -- of a text; of a list of names
+
+---What is said of a value that is no tensor, axis or function; nil: nothing.
+---@param value any
+---@return string?
+function known.describe(value)
+  local kind = type(value)
+  if kind == "string" then return #value <= SHORT and ("%q"):format(value) or nil end
+  if kind == "number" or kind == "boolean" then return tostring(value) end
+  if kind == "table" and m.is_module(value) then return "an instance of " .. getmetatable(value).__name end -- tostring would name its parameters
+  if kind == "table" then return m.is_class(value) and tostring(value) or nil end
+  local text = tostring(value)
+  return not text:find "^userdata" and text or nil
+end
+
+---The texts that an editor has not saved, by path.
+function known.buffers(text) return core.json(text, "--buffers") end
+
+local function utf8_text(text) return utf8.len(text) and text or (text:gsub("[\x80-\xff]", "?")) end
+
+local function error_of(value)
+  if value == nil then return nil end
+  local result = { text = tostring(value) }
+  if type(value) == "table" then
+    for _, key in ipairs { "message", "help", "file", "line", "operands" } do result[key] = rawget(value, key) end
+  end
+  return result
+end
+
+-- Values of the script's settings, and names of presets.
+local function settings()
+  local list = {}
+  for name, value in pairs(rawget(m, "settings") or {}) do
+    list[#list + 1] = { name = name, value = known.describe(value) or type(value) }
+  end
+  return list
+end
+
+-- What JSON can hold.
+local function valid(value)
+  if type(value) == "string" then return utf8_text(value) end
+  if math.type(value) == "float" and (value ~= value or math.abs(value) == math.huge) then return tostring(value) end
+  if type(value) ~= "table" then return value end
+  for key, item in pairs(value) do value[key] = valid(item) end
+  return value
+end
+
+---Write the object; `failure` is the error that ended the script, or nil.
+---@param failure any
+function known.write(failure)
+  local run = core.known_run()
+  local reports = {}
+  for i, text in ipairs(run.reports) do reports[i] = core.json(text) end
+  local axes = {}
+  for i, name in ipairs(core.axis_names()) do
+    if i > NAMES then break end
+    axes[i] = name
+  end
+  core.write_json(core.to_json(valid {
+    script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
+    error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(core.known_values()),
+    steps = core.list(core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.named_modules()),
+    settings = core.list(settings()), axes = core.list(axes),
+  }) .. "\n")
+end
+
+return known

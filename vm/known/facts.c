@@ -1,0 +1,314 @@
+/* What C knows of a traced script, as tables of Lua: stdlib/known.lua makes one JSON object. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/graph/analysis.h"
+#include "vm/check/traffic.h"
+#include "vm/known/known.h"
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_arena *arena;
+    ml_ref *nodes; /* of tensors and states, by value; 0: none */
+    ml_placements *places;
+    bool *placed;
+} placement_list;
+
+static ml_ref node_of(lua_State *L, const known_value *value) {
+    if (value->kind == KNOWN_TENSOR) return value->node;
+    return value->kind == KNOWN_STATE ? vm_state_node(L, value->state) : 0;
+}
+
+static bool can_be_placed(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return !(node->flags & ML_NODE_FUNCTION) && node->op != ML_OP_CONST && node->op != ML_OP_PARAM;
+}
+
+static void place_values(lua_State *L, const known_values *all, placement_list *list) {
+    const ml_graph *g = vm_of(L)->graph;
+    size_t count = all->values.count;
+    list->nodes = lua_newuserdatauv(L, (count + 1) * sizeof *list->nodes, 0);
+    list->places = lua_newuserdatauv(L, (count + 1) * sizeof *list->places, 0);
+    list->placed = lua_newuserdatauv(L, count + 1, 0);
+    memset(list->placed, 0, count + 1);
+    if (!ml_session_layout(vm_of(L)->session)) return;
+    ml_ref *asked = lua_newuserdatauv(L, (count + 1) * sizeof *asked, 0);
+    int *value_of = lua_newuserdatauv(L, (count + 1) * sizeof *value_of, 0);
+    bool *known = lua_newuserdatauv(L, count + 1, 0);
+    ml_placements *places = lua_newuserdatauv(L, (count + 1) * sizeof *places, 0);
+    int asked_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        ml_ref n = list->nodes[i] = node_of(L, &all->values.at[i]);
+        if (!n || !can_be_placed(g, n)) continue;
+        value_of[asked_count] = (int)i;
+        asked[asked_count++] = n;
+    }
+    traffic_place(L, all->arena, asked, asked_count, places, known);
+    for (int i = 0; i < asked_count; i++) {
+        list->placed[value_of[i]] = known[i];
+        list->places[value_of[i]] = places[i];
+    }
+    lua_pop(L, 4);
+}
+
+static void set_type(lua_State *L, const char *key, const ml_type *type) {
+    vm_push_type(L, vm_of(L)->graph, type);
+    lua_setfield(L, -2, key);
+}
+
+static void set_axes(lua_State *L, const ml_type *type) {
+    lua_createtable(L, type->rank, 0);
+    for (int i = 0; i < type->rank; i++) {
+        lua_createtable(L, 0, 2);
+        vm_set_string(L, "name", ml_axis_name(vm_of(L)->graph, type->axis[i]));
+        vm_set_integer(L, "size", type->size[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "axes");
+}
+
+typedef struct {
+    const ml_layout *layout;
+    const ml_graph *graph;
+    const ml_type *type;
+    const ml_placements *at;
+    ml_text text;
+} print_call;
+
+static void print_placed(void *argument) {
+    print_call *call = argument;
+    ml_layout_print_type(call->layout, call->graph, call->type, call->at, &call->text);
+}
+
+static void set_placement(lua_State *L, const known_values *all, const ml_type *type,
+                          const ml_placements *at) {
+    print_call call = {
+        ml_session_layout(vm_of(L)->session), vm_of(L)->graph, type, at, {.arena = all->arena}};
+    ml_type local = ml_layout_local(call.layout, type, at);
+    vm_protect(L, print_placed, &call);
+    vm_set_string(L, "placed", call.text.text);
+    set_type(L, "local_type", &local);
+    vm_set_integer(L, "local_bytes", ml_type_bytes(&local));
+}
+
+static void push_value(lua_State *L, const known_values *all, const placement_list *list,
+                       size_t i) {
+    static const char *const kinds[] = {"tensor", "state", "axis", "other"};
+    const known_value *value = &all->values.at[i];
+    const ml_graph *g = vm_of(L)->graph;
+    lua_createtable(L, 0, 12);
+    vm_set_string(L, "kind", kinds[value->kind]);
+    vm_set_string(L, "file", value->file);
+    vm_set_integer(L, "line", value->line);
+    vm_set_integer(L, "begin", (lua_Integer)value->begin);
+    vm_set_integer(L, "finish", (lua_Integer)value->end);
+    if (value->module[0]) vm_set_string(L, "module", value->module);
+    if (value->kind == KNOWN_OTHER) vm_set_string(L, "text", value->text);
+    if (value->kind != KNOWN_OTHER) set_axes(L, &value->type);
+    if (value->kind > KNOWN_STATE) return;
+    set_type(L, "type", &value->type);
+    vm_set_integer(L, "bytes", ml_type_bytes(&value->type));
+    if (list->placed[i]) set_placement(L, all, &value->type, &list->places[i]);
+    if (value->kind == KNOWN_STATE) {
+        const ml_state *state = ml_graph_state(g, value->state);
+        vm_set_string(L, "name", state->name);
+    } else {
+        vm_set_string(L, "op", ml_ops[ml_graph_node(g, value->node)->op].name);
+        vm_set_number(L, "flops", ml_flops(g, value->node));
+    }
+    if (!value->others) return;
+    lua_createtable(L, value->others, 0);
+    for (int k = 0; k < value->others; k++) {
+        vm_push_type(L, g, &value->other[k]);
+        lua_rawseti(L, -2, k + 1);
+    }
+    lua_setfield(L, -2, "others");
+}
+
+static int core_known_values(lua_State *L) {
+    const known_values *all = known_of(L);
+    placement_list list = {0};
+    lua_settop(L, 0);
+    lua_newtable(L);
+    if (!all) return 1;
+    place_values(L, all, &list);
+    for (size_t i = 0; i < all->values.count; i++) {
+        push_value(L, all, &list, i);
+        lua_rawseti(L, 1, (lua_Integer)i + 1);
+    }
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+/* Add to a field of the table on top. */
+static void add_to(lua_State *L, const char *key, double amount) {
+    lua_getfield(L, -1, key);
+    amount += lua_tonumber(L, -1);
+    lua_pop(L, 1);
+    vm_set_number(L, key, amount);
+}
+
+/* Steps of a line that do the same are one item: a stack's layers, or several programs. */
+static void add_step(lua_State *L, int by_key, int list, const ml_graph *g, const ml_step *step) {
+    const ml_origin *origin = ml_graph_origin(g, step->node);
+    bool backward = ml_graph_node(g, step->node)->flags & ML_NODE_BACKWARD;
+    const char *label = ml_step_label(step), *kind = ml_step_kind_name(step->kind);
+    if (!origin || !origin->file || step->kind == ML_STEP_WAIT) return;
+    const char *module = origin->module ? origin->module : "";
+    lua_pushfstring(L, "%s:%d:%s:%s:%d:%s", origin->file, origin->line, kind, label, backward,
+                    module);
+    lua_pushvalue(L, -1);
+    if (lua_rawget(L, by_key) == LUA_TNIL) {
+        lua_pop(L, 1);
+        lua_createtable(L, 0, 10);
+        vm_set_string(L, "file", origin->file);
+        vm_set_integer(L, "line", origin->line);
+        vm_set_string(L, "kind", kind);
+        vm_set_string(L, "label", label);
+        vm_set_boolean(L, "backward", backward);
+        vm_set_string(L, "module", module);
+        set_type(L, "type", ml_graph_type(g, step->node));
+        lua_pushvalue(L, -1);
+        lua_rawseti(L, list, (lua_Integer)lua_rawlen(L, list) + 1);
+        lua_pushvalue(L, -2);
+        lua_pushvalue(L, -2);
+        lua_rawset(L, by_key);
+    }
+    add_to(L, "count", 1);
+    add_to(L, "flops", step->flops);
+    add_to(L, "moved", (double)step->bytes);
+    if (step->collective) add_to(L, "sent", ml_step_sent(step->collective));
+    lua_pop(L, 2);
+}
+
+static int core_known_steps(lua_State *L) {
+    lua_settop(L, 0);
+    lua_newtable(L);
+    lua_newtable(L);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, 3); i++) {
+        lua_rawgeti(L, 3, i);
+        const vm_program *program = vm_to_program(L, -1);
+        const ml_plan *plan = program ? vm_program_plan(program) : NULL;
+        for (int p = 0; plan && p < plan->part_count; p++) {
+            const ml_schedule *s = plan->parts[p]->schedule;
+            for (uint32_t k = 0; k < s->steps.count; k++)
+                add_step(L, 2, 1, s->graph, &s->steps.at[k]);
+        }
+        lua_pop(L, 1);
+    }
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* ---- States, hints, files -------------------------------------------------------------------- */
+
+static int core_known_parameters(lua_State *L) {
+    const ml_graph *g = vm_of(L)->graph;
+    lua_settop(L, 0);
+    lua_newtable(L);
+    for (uint32_t id = 0, count = 0; id < ml_graph_state_count(g); id++) {
+        const ml_state *state = ml_graph_state(g, id);
+        if (state->kind != ML_STATE_PARAMETER || !state->name) continue;
+        lua_createtable(L, 0, 6);
+        vm_set_string(L, "name", state->name);
+        set_type(L, "type", &state->type);
+        vm_set_integer(L, "elements", ml_type_elements(&state->type));
+        vm_set_integer(L, "bytes", ml_type_bytes(&state->type));
+        vm_set_string(L, "file", state->origin.file);
+        vm_set_integer(L, "line", state->origin.line);
+        lua_rawseti(L, 1, ++count);
+    }
+    return 1;
+}
+
+static int core_known_hints(lua_State *L) {
+    const ml_vm *vm = vm_of(L);
+    lua_settop(L, 0);
+    lua_createtable(L, (int)vm->hints.count, 0);
+    for (uint32_t i = 0; i < vm->hints.count; i++) {
+        lua_createtable(L, 0, 3);
+        vm_set_string(L, "file", vm->hints.at[i].file);
+        vm_set_integer(L, "line", vm->hints.at[i].line);
+        vm_set_string(L, "text", vm->hints.at[i].text);
+        lua_rawseti(L, 1, i + 1);
+    }
+    return 1;
+}
+
+/* The report texts of the script's programs, the files that were loaded, the limits. */
+static int core_known_run(lua_State *L) {
+    const ml_vm *vm = vm_of(L);
+    lua_settop(L, 0);
+    lua_createtable(L, 0, 5);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.reports");
+    lua_setfield(L, -2, "reports");
+    vm_set_string(L, "script", vm->options->script);
+    vm_set_string(L, "limits", vm->options->limits);
+    vm_set_string(L, "stopped", vm->dry.message);
+    lua_newtable(L);
+    vm_push_sources(L);
+    lua_Integer count = 0;
+    lua_pushnil(L);
+    while (lua_next(L, -2)) {
+        lua_pop(L, 1);
+        lua_pushvalue(L, -1);
+        lua_rawseti(L, -4, ++count);
+    }
+    lua_pop(L, 1);
+    lua_setfield(L, -2, "files");
+    return 1;
+}
+
+void known_set_buffers(lua_State *L, const char *path) {
+    luaL_Buffer text;
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!file) vm_fail(L, NULL, "cannot open %s: %s", path, strerror(errno));
+    vm_push_library(L, "mlua.known", "buffers");
+    luaL_buffinit(L, &text);
+    for (size_t got = 1; got > 0;) {
+        got = fread(luaL_prepbuffer(&text), 1, LUAL_BUFFERSIZE, file);
+        luaL_addsize(&text, got);
+    }
+    if (file != stdin) fclose(file);
+    luaL_pushresult(&text);
+    lua_call(L, 1, 1);
+    lua_setfield(L, LUA_REGISTRYINDEX, "mlua.buffers");
+}
+
+/* ---- The object ------------------------------------------------------------------------------ */
+
+static int write_facts(lua_State *L) {
+    vm_push_library(L, "mlua.known", "write");
+    lua_insert(L, 1);
+    lua_call(L, 1, 0);
+    return 0;
+}
+
+void known_write(lua_State *L, bool failed) {
+    if (!failed) lua_pushnil(L);
+    lua_pushcfunction(L, write_facts);
+    lua_insert(L, -2);
+    if (vm_call(L, 1, 0) != LUA_OK) vm_print_error(L);
+}
+
+void vm_known_register(lua_State *L) {
+    static const vm_entry functions[] = {
+        {"known_values", core_known_values, "-> table[]",
+         "values of the script's expressions: kind, file, line, begin, finish (bytes), type, axes, "
+         "bytes, placed, local_type, local_bytes, op, flops, others"},
+        {"known_steps", core_known_steps, "-> table[]",
+         "steps of all programs by line, kind and module: count, flops, moved (bytes), sent"},
+        {"known_parameters", core_known_parameters, "-> table[]",
+         "the named parameters: name, type, elements, bytes, file, line"},
+        {"known_hints", core_known_hints, "-> table[]", "hints so far: file, line, text"},
+        {"known_run", core_known_run, "-> table",
+         "reports (JSON), script, files that were loaded, limits, stopped"},
+        {0}};
+    vm_register(L, functions);
+    if (vm_of(L)->options->facts) known_register(L);
+}
