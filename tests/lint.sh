@@ -27,6 +27,7 @@ allowed() { # room -> the folders that it may include
     codegen/kernels) echo '(runtime/(base|graph)|codegen|codegen/(lower|emit|kernels))' ;;
     runtime/plan) echo '(runtime/(base|graph|passes|shard|plan)|codegen|codegen/lower)' ;;
     runtime/pipeline) echo '(runtime/(base|graph|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;
+    runtime/predict) echo '(runtime/(base|graph|passes|shard|plan|pipeline|predict)|codegen|codegen/lower)' ;;
     runtime) echo '(runtime(/(base|graph|passes|shard|plan|pipeline))?|codegen|codegen/lower)' ;;
     runtime/io) echo 'runtime/(base|graph|io)' ;;
     runtime/text) echo 'runtime/(base|io|text)' ;;

@@ -2,11 +2,16 @@
 #include "vm/check/bench.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "codegen/jit/jit.h"
+#include "runtime/compile.h"
 #include "runtime/exec/program.h"
+#include "runtime/graph/analysis.h"
+#include "vm/cli/gpus.h"
 
-enum { RUNS = 5 };
+enum { RUNS = 5, MOST_RUNS = 200 };
+static const double LONG_ENOUGH = 0.3; /* seconds of runs: others may use the machine too */
 
 typedef struct {
     ml_session *session;
@@ -14,7 +19,9 @@ typedef struct {
     ml_device *device;
     ml_dtype dtype; /* of products */
     int states;     /* made so far: names differ */
+    bool alone;     /* no other rank runs as often */
     ml_ceilings found;
+    ml_rates rates;
 } bench;
 
 ml_dtype ml_bench_dtype(const char *device) {
@@ -42,18 +49,19 @@ static ml_ref state_read(bench *b, uint32_t state) {
     return ml_graph_add(b->graph, ML_OP_STATE, NULL, 0, &id, 1, type);
 }
 
-/* Seconds of the fastest of several runs of a program that assigns `value` to a state. */
-static double fastest(bench *b, uint32_t state, ml_ref value) {
-    ml_update update = {state, value};
-    ml_roots roots = {.updates = &update, .update_count = 1, .name = "bench"};
+/* Seconds of the fastest of several runs of a program that assigns values to states. */
+static double fastest_of(bench *b, ml_update *updates, int count) {
+    ml_roots roots = {.updates = updates, .update_count = count, .name = "bench"};
     ml_program *program = NULL;
-    double best = 1e30;
+    double best = 1e30, all = 0;
     ml_status status = ml_program_new(b->session, &roots, &program);
-    for (int run = 0; run < RUNS && status == ML_OK; run++) {
+    for (int run = 0; run < RUNS || (b->alone && all < LONG_ENOUGH && run < MOST_RUNS); run++) {
+        if (status != ML_OK) break;
         double before = b->device->profile->busy;
         status = ml_program_run(program, NULL, NULL);
         if (status == ML_OK) status = b->device->ops->wait(b->device);
         double seconds = b->device->profile->busy - before;
+        all += seconds;
         if (run > 0 && seconds < best) best = seconds; /* the first one also makes ready */
     }
     ml_program_free(program);
@@ -61,8 +69,29 @@ static double fastest(bench *b, uint32_t state, ml_ref value) {
     return best > 1e-9 ? best : 1e-9;
 }
 
+static double fastest(bench *b, uint32_t state, ml_ref value) {
+    return fastest_of(b, &(ml_update){state, value}, 1);
+}
+
+/* Caches are as large as the largest kernel that is this much faster than memory. */
+static const double CACHED = 1.3;
+typedef struct {
+    int count;
+    double bytes[16], rate[16];
+} copy_rates;
+
+static void find_caches(bench *b, const copy_rates *c) {
+    b->rates.memory_bytes = b->found.copy_bytes;
+    for (int i = 0; i < c->count; i++) {
+        if (c->rate[i] < CACHED * b->found.copy_bytes) continue;
+        b->rates.cache_size = (int64_t)c->bytes[i];
+        if (c->rate[i] > b->rates.cached_bytes) b->rates.cached_bytes = c->rate[i];
+    }
+}
+
 /* y = -x: a kernel of ours that reads and writes memory. */
 static void measure_copy(bench *b) {
+    copy_rates all = {0};
     static const double long_enough = 0.01;
     int64_t most = b->device->target.memory_bytes / 8 < (int64_t)1 << 30
                        ? b->device->target.memory_bytes / 8
@@ -76,7 +105,31 @@ static void measure_copy(bench *b) {
         uint32_t from = state_new(b, &type, false), to = state_new(b, &type, false);
         seconds = fastest(b, to, ml_map1(b->graph, ML_OP_NEG, state_read(b, from)));
         b->found.copy_bytes = 2 * (double)bytes / seconds;
+        all.bytes[all.count] = 2 * (double)bytes;
+        all.rate[all.count++] = b->found.copy_bytes;
     }
+    find_caches(b, &all);
+}
+
+static ml_type vector(bench *b, int64_t elements) {
+    return (ml_type){.dtype = ML_F32,
+                     .rank = 1,
+                     .axis = {ml_axis_named(b->graph, "element")},
+                     .size = {elements}};
+}
+
+/* A kernel of next to no work; one of much work on few bytes. */
+static void measure_simple(bench *b) {
+    enum { FEW = 256, MANY = 1 << 16, TIMES = 16 };
+    ml_type few = vector(b, FEW), many = vector(b, MANY);
+    ml_ref x = state_read(b, state_new(b, &few, true));
+    b->rates.launch_seconds =
+        fastest(b, state_new(b, &few, false), ml_map1(b->graph, ML_OP_NEG, x));
+    x = state_read(b, state_new(b, &many, true));
+    for (int i = 0; i < TIMES; i++) x = ml_map1(b->graph, ML_OP_TANH, x);
+    double seconds = fastest(b, state_new(b, &many, false), x) - b->rates.launch_seconds;
+    double flops = (double)MANY * TIMES * ml_ops[ML_OP_TANH].flops;
+    b->rates.simple_flops = flops / (seconds > 1e-9 ? seconds : 1e-9);
 }
 
 static void measure_gemm(bench *b) {
@@ -101,23 +154,105 @@ static void measure_gemm(bench *b) {
     }
 }
 
+/* Causal attention of 8 heads of 64, forward, and with its gradients: what these take longer. */
+static void measure_attention(bench *b) {
+    enum { HEADS = 8, SEQ = 512, DIM = 64, BATCH = 2, OPERANDS = 3 };
+    ml_graph *g = b->graph;
+    ml_axis batch = ml_axis_named(g, "batch"), heads = ml_axis_named(g, "heads");
+    ml_axis seq = ml_axis_named(g, "seq"), keys = ml_axis_named(g, "kv_seq");
+    ml_axis dim = ml_axis_named(g, "head_dim");
+    ml_attention_args args = {.seq = seq,
+                              .kv_seq = keys,
+                              .heads = heads,
+                              .kv_heads = heads,
+                              .head_dim = dim,
+                              .causal = true,
+                              .scale = 0.125};
+    ml_ref sources[OPERANDS], gradients[OPERANDS];
+    ml_update updates[1 + OPERANDS];
+    ml_type type[OPERANDS];
+    for (int i = 0; i < OPERANDS; i++) {
+        type[i] = (ml_type){.dtype = b->dtype,
+                            .rank = 4,
+                            .axis = {batch, heads, seq, dim},
+                            .size = {BATCH, HEADS, SEQ, DIM}};
+        if (i > 0) type[i].axis[2] = keys;
+        sources[i] = state_read(b, state_new(b, &type[i], true));
+    }
+    ml_ref out = ml_attention(g, sources, OPERANDS, &args);
+    updates[0] = (ml_update){state_new(b, ml_graph_type(g, out), false), out};
+    double forward = fastest_of(b, updates, 1), flops = ml_flops(g, out);
+    ml_ref all = ml_reduce(g, ML_OP_SUM, out, ml_graph_type(g, out)->axis, 4);
+    ml_compile_gradients(g, all, sources, OPERANDS, gradients);
+    for (int i = 0; i < OPERANDS; i++)
+        updates[1 + i] = (ml_update){state_new(b, &type[i], false), gradients[i]};
+    double both = fastest_of(b, updates, 1 + OPERANDS);
+    b->rates.attention_flops = flops / forward;
+    b->rates.attention_grad_flops = 2 * flops / (both > 1.5 * forward ? both - forward : forward);
+    b->rates.score_share = 1;
+}
+
+/* On a GPU the table's numbers, by what this card reaches of them; on a CPU what was measured, and
+ * what is not measured in proportion. */
+static void rates_of_gpu(bench *b) {
+    const ml_gpu *gpu = gpu_by_model(b->device->description);
+    const ml_rates *table = ml_rates_of(gpu ? gpu->key : "h200");
+    if (!table) table = ml_rates_of("h200");
+    double products = b->found.gemm_flops / table->wave_flops;
+    double memory = b->found.copy_bytes / table->copy_bytes;
+    b->rates = *table;
+    b->rates.units = b->device->target.multiprocessors;
+    b->rates.copy_bytes *= memory;
+    b->rates.memory_bytes *= memory;
+    double *flops[] = {
+        &b->rates.product_flops,   &b->rates.wave_flops,           &b->rates.wide_flops,
+        &b->rates.grouped_flops,   &b->rates.attention_flops,      &b->rates.attention_grad_flops,
+        &b->rates.attention_pairs, &b->rates.attention_grad_pairs, &b->rates.simple_flops};
+    for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] *= products;
+}
+
+static void rates_of_cpu(bench *b) {
+    measure_simple(b);
+    measure_attention(b);
+    ml_rates *r = &b->rates;
+    r->product_flops = r->wide_flops = r->grouped_flops = b->found.gemm_flops;
+    r->copy_bytes = b->found.copy_bytes;
+    r->scan_share = 0.25;
+    r->link_bytes = r->network_bytes = r->memory_bytes / 4; /* written and read by each side */
+    r->link_seconds = r->network_seconds = 20e-6;
+    r->host_ranks = 1 << 20;
+}
+
 static void bench_body(void *context) {
     bench *b = context;
     measure_copy(b);
     measure_gemm(b);
+    if (b->device->target.kind == ML_TARGET_CUDA)
+        rates_of_gpu(b);
+    else
+        rates_of_cpu(b);
 }
 
-static ml_status bench_run(const char *device, int ordinal, ml_session *session,
-                           ml_ceilings *ceilings) {
+/* What is kept of a device. */
+typedef struct {
+    uint64_t magic;
+    ml_ceilings ceilings;
+    ml_rates rates;
+    char date[ML_BENCH_DATE];
+} kept;
+
+static ml_status bench_run(const char *device, int ordinal, ml_session *session, kept *entry) {
     ml_status status = ml_session_open(session, device, ordinal);
     bench b = {.session = session,
                .graph = ml_session_graph(session),
                .device = ml_session_device(session),
-               .dtype = ml_bench_dtype(device)};
+               .dtype = ml_bench_dtype(device),
+               .alone = true};
     if (status == ML_OK) status = ml_device_profile(b.device);
     if (status == ML_OK) status = ml_profile_begin_step(b.device->profile, 1, ML_RUN_WHOLE);
     if (status == ML_OK) status = ml_protect(bench_body, &b);
-    *ceilings = b.found;
+    entry->ceilings = b.found;
+    entry->rates = b.rates;
     return status;
 }
 
@@ -205,11 +340,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 }
 
 /* ---- What was measured before ---- */
-typedef struct {
-    uint64_t magic;
-    ml_ceilings ceilings;
-} kept;
-static const uint64_t MAGIC = 0x31686365626d6c; /* "lmbech1" */
+static const uint64_t MAGIC = 0x32686365626d6c; /* "lmbech2" */
 
 /* The model and what else decides its speed; what is free of its memory today does not. */
 static ml_status kept_key(const char *name, int ordinal, uint64_t key[2]) {
@@ -227,32 +358,56 @@ static ml_status kept_key(const char *name, int ordinal, uint64_t key[2]) {
     return ML_OK;
 }
 
-static bool read_kept(uint64_t key[2], ml_ceilings *ceilings) {
+static bool read_kept(uint64_t key[2], kept *entry) {
     void *bytes = NULL;
     int64_t size = 0;
-    kept entry;
     if (ml_cache_read(key, "bench", &bytes, &size) != ML_OK) return false;
-    bool whole = size == (int64_t)sizeof entry;
-    if (whole) memcpy(&entry, bytes, sizeof entry);
+    bool whole = size == (int64_t)sizeof *entry;
+    if (whole) memcpy(entry, bytes, sizeof *entry);
     ml_free(bytes);
-    if (!whole || entry.magic != MAGIC) return false;
-    *ceilings = entry.ceilings;
-    return true;
+    return whole && entry->magic == MAGIC;
+}
+
+static ml_status bench_new(const char *device, int ordinal, uint64_t key[2], kept *entry) {
+    ml_session *session = NULL;
+    time_t now = time(NULL);
+    struct tm day;
+    *entry = (kept){.magic = MAGIC};
+    strftime(entry->date, sizeof entry->date, "%Y-%m-%d", gmtime_r(&now, &day));
+    ML_TRY(ml_session_new(&session));
+    ml_status status = bench_run(device, ordinal, session, entry);
+    ml_error error = *ml_error_last();
+    ml_session_free(session);
+    *ml_error_last() = error;
+    /* Without a cache they are measured again next time. */
+    if (status == ML_OK) ml_cache_write(key, "bench", entry, sizeof *entry);
+    return status;
 }
 
 ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *ceilings) {
     uint64_t key[2];
-    ml_session *session = NULL;
+    kept entry = {0};
     *ceilings = (ml_ceilings){0};
     ml_status status = kept_key(device, ordinal, key);
-    if (status != ML_OK || (!again && read_kept(key, ceilings))) return status;
-    ML_TRY(ml_session_new(&session));
-    status = bench_run(device, ordinal, session, ceilings);
-    ml_error error = *ml_error_last();
-    ml_session_free(session);
-    *ml_error_last() = error;
-    kept entry = {.magic = MAGIC, .ceilings = *ceilings};
-    /* Without a cache they are measured again next time. */
-    if (status == ML_OK) ml_cache_write(key, "bench", &entry, sizeof entry);
+    if (status == ML_OK && (again || !read_kept(key, &entry)))
+        status = bench_new(device, ordinal, key, &entry);
+    if (status == ML_OK) *ceilings = entry.ceilings;
     return status;
+}
+
+bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]) {
+    uint64_t key[2];
+    kept entry;
+    if (kept_key(device, 0, key) != ML_OK || !read_kept(key, &entry)) return false;
+    *rates = entry.rates;
+    memcpy(date, entry.date, ML_BENCH_DATE);
+    return true;
+}
+
+void ml_bench_share(ml_rates *rates, int64_t ranks) {
+    double *all[] = {&rates->product_flops,   &rates->wide_flops,           &rates->grouped_flops,
+                     &rates->attention_flops, &rates->attention_grad_flops, &rates->memory_bytes,
+                     &rates->cached_bytes,    &rates->simple_flops};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] /= (double)ranks;
+    rates->cache_size /= ranks;
 }

@@ -3,6 +3,7 @@
 #ifndef ML_BENCH_H
 #define ML_BENCH_H
 
+#include "runtime/base/rates.h"
 #include "runtime/device/device.h"
 
 /* Measures by programs of its own on a device opened for it: a kernel that reads and writes memory,
@@ -13,6 +14,12 @@ ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *cei
 /* All ranks at once: the bandwidth of an all-reduce among them, as the links see it: each byte of
  * the result passes 2 (ranks - 1) / ranks times. `bytes`: of the tensor that reached it. */
 ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes);
+/* The rates that were last measured of a device of this machine, and on which day ("2026-11-26");
+ * false: none are kept. */
+enum { ML_BENCH_DATE = 16 };
+bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]);
+/* Of one of `ranks` that share the processors of a CPU. */
+void ml_bench_share(ml_rates *rates, int64_t ranks);
 ml_dtype ml_bench_dtype(const char *device); /* of the products */
 
 #endif

@@ -8,6 +8,7 @@
 #include "runtime/pipeline/plan.h"
 #include "vm/bindings/precision.h"
 #include "vm/check/dry.h"
+#include "vm/check/predicted.h"
 #include "vm/check/scans.h"
 #include "vm/cli/output.h"
 
@@ -31,6 +32,7 @@ typedef struct {
     int kernels, gemms, attentions, copies, distinct;
     check_scans scans; /* of the step's programs */
     double plan_seconds;
+    vm_predicted predicted;
     vm_traffic traffic;
     precision_report products; /* of the step's programs */
     report_part part;
@@ -266,6 +268,21 @@ static void choose_rank(lua_State *L) {
     lua_pop(L, 3);
 }
 
+/* How long a step takes. A rebuild of the parameter cache comes before its microbatches, all of
+ * which one run of a pipeline has. */
+static void predict_step_of(lua_State *L, report *r, double accum) {
+    ml_rates rates;
+    const ml_layout *layout = vm_program_plan(program_at(L, 1))->layout;
+    if (vm_of(L)->options->mode != VM_CHECK) return;
+    if (!predicted_rates(L, layout ? ml_layout_ranks(layout) : 1, &rates, &r->predicted)) return;
+    for (int64_t i = 1; i <= r->step_programs; i++) {
+        const ml_plan *plan = vm_program_plan(program_at(L, i));
+        predicted_add(L, &r->predicted, &rates, plan, i == 1 && !plan->pipeline ? accum : 1);
+        if (plan->rebuild && plan->roots.microbatches > 1)
+            predicted_add(L, &r->predicted, &rates, plan->rebuild, 1);
+    }
+}
+
 static void read_programs(lua_State *L, report *r, double accum) {
     int64_t count = vm_table_length(L, 1);
     size_t keys = 0, key_count = 0;
@@ -437,7 +454,9 @@ static void print_work(lua_State *L, const report *r, double tokens) {
                r->samples ? "sample" : "token", tokens);
     if (r->busiest > 1.005)
         printf("\n  attention     %.2f times the average on the busiest rank", r->busiest);
-    printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
+    printf("\n");
+    predicted_print(&r->predicted, tokens, r->samples, r->flops);
+    printf("steps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
            "copies\n",
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
     scans_print(&r->scans);
@@ -543,6 +562,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
     if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
+    if (object) predicted_json(&r->predicted, tokens, r->flops, object);
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text && vm->options->facts) {
@@ -604,6 +624,7 @@ static int core_report(lua_State *L) {
     if (vm->dry.runs && vm->options->mode == VM_REPL) return keep_report(L);
     const ml_target *target = vm_target(L);
     read_programs(L, &r, accum);
+    predict_step_of(L, &r, accum);
     read_states(L, &r);
     luaL_checkstack(L, 64, "a report");
     r.fits = !target->memory_bytes || r.peak_bytes <= target->memory_bytes;

@@ -156,7 +156,8 @@ static const option option_table[] = {
     {"--profile-steps", "A:B", OWN(parse_steps), FOR_RUN,
      "which steps --profile looks into (default 3:5)"},
     {"--bench", NULL, FLAG(bench), FOR_DOCTOR,
-     "measure each device's copy bandwidth and largest matrix products; takes seconds"},
+     "measure what each device reaches; takes seconds, and is kept for the times that `check` "
+     "predicts"},
     {"--types", NULL, FLAG(types), FOR_CHECK, "print the type of every tensor too"},
     {"--explain", NULL, FLAG(explain), FOR_CHECK,
      "print how each program is compiled: every pass with its effect, attempts to save memory"},

@@ -1,0 +1,140 @@
+#include "runtime/base/rates.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* An H200, measured in November 2026 (tests/README.md) but for what is said to be assumed. */
+static const ml_rates h200 = {
+    /* All products of a step of five models, the fastest of 16 algorithms: 686e12 to 707e12 with
+     * what their results cost. */
+    .product_flops = 715e12,
+    .wave_flops = 820e12,    /* 8192 x 8192 x 8192, which has full waves and lasts 1.4 ms: 800e12 */
+    .result_share = 0.4,     /* 65536 x 3072 x 768: 602e12, 65536 x 768 x 3072: 687e12 */
+    .units = 132,            /* data sheet */
+    .wide_flops = 50e12,     /* data sheet: 67e12 without tensor cores; the share is assumed */
+    .grouped_flops = 620e12, /* assumed: a tenth below products; PyTorch's reach 760e12 alone */
+    .attention_flops = 625e12,       /* heads of 128, 4,096 tokens: 607e12 with half the diagonal */
+    .attention_grad_flops = 475e12,  /* likewise: 458e12, deterministic */
+    .attention_pairs = 1.41e12,      /* heads of 64, 1,024 tokens: 320e12 FLOP/s */
+    .attention_grad_pairs = 0.65e12, /* likewise: 296e12 FLOP/s */
+    .attention_tile = 128,
+    .score_share = 0.8, /* a soft cap 0.78, ALiBi 0.95 */
+    .copy_bytes = 4.14e12,
+    .memory_bytes = 3.9e12,   /* 0.82 to 1.08 of a copy's 4.14e12, by kind of kernel */
+    .simple_flops = 30e12,    /* assumed: half of the data sheet's 67e12 */
+    .scan_share = 0.25,       /* 0.2 (Gated DeltaNet) to 0.3 (scalar decay) */
+    .launch_seconds = 1.5e-6, /* assumed: between two kernels of a graph */
+    .link_bytes = 345e9,      /* 8 ranks, 1 GiB: 346e9 (sum), 324e9 (gathered) on the bus */
+    .link_seconds = 20e-6,    /* assumed */
+    .hop_seconds = 12e-6,     /* 8 ranks, 64 MiB: 251e9 (sum), 180e9 (gathered) */
+    .network_bytes = 45e9,    /* assumed: nine tenths of a 400 Gbit/s card for each GPU */
+    .network_seconds = 40e-6, /* assumed */
+    .host_ranks = 8,          /* assumed */
+    /* Assumed once for all layouts, of which tests/README.md has 20 that were measured. */
+    .beside_share = 0.3,
+    .beside_link = 0.6,
+    .rank_spread = 0.01, /* cards differ by 2 to 3 % */
+};
+
+/* The same chip, clock and power limit as the H200, with slower memory: by its data sheet. Nothing
+ * was measured here. */
+static const ml_rates h100 = {
+    .product_flops = 715e12,
+    .wave_flops = 820e12,
+    .result_share = 0.4,
+    .units = 132, /* data sheet */
+    .wide_flops = 50e12,
+    .grouped_flops = 620e12,
+    .attention_flops = 625e12,
+    .attention_grad_flops = 475e12,
+    .attention_pairs = 1.41e12,
+    .attention_grad_pairs = 0.65e12,
+    .attention_tile = 128,
+    .score_share = 0.8,
+    .copy_bytes = 2.89e12, /* data sheet 3.35e12, times the H200's share of 0.86 */
+    .memory_bytes = 2.72e12,
+    .simple_flops = 30e12,
+    .scan_share = 0.25,
+    .launch_seconds = 1.5e-6,
+    .link_bytes = 345e9, /* NVLink 4, as the H200 */
+    .link_seconds = 20e-6,
+    .hop_seconds = 12e-6,
+    .network_bytes = 45e9, /* assumed: a 400 Gbit/s card for each GPU */
+    .network_seconds = 40e-6,
+    .host_ranks = 8,
+    .beside_share = 0.3,
+    .beside_link = 0.6,
+    .rank_spread = 0.01,
+};
+
+/* By the data sheet: 312e12 FLOP/s, 2.04e12 bytes/s (80 GB), NVLink 300e9. Shares of it, and all
+ * else, are assumed. */
+static const ml_rates a100 = {
+    .product_flops = 250e12, /* 0.8 */
+    .wave_flops = 270e12,
+    .result_share = 0.4,
+    .units = 108, /* data sheet */
+    .wide_flops = 15e12,
+    .grouped_flops = 200e12,
+    .attention_flops = 200e12,
+    .attention_grad_flops = 160e12,
+    .attention_pairs = 0.65e12,
+    .attention_grad_pairs = 0.27e12,
+    .attention_tile = 128,
+    .score_share = 0.8,
+    .copy_bytes = 1.76e12, /* the H200's share of 0.86 */
+    .memory_bytes = 1.66e12,
+    .simple_flops = 9e12,
+    .scan_share = 0.25,
+    .launch_seconds = 2e-6,
+    .link_bytes = 230e9, /* the H200's share of 0.77 */
+    .link_seconds = 20e-6,
+    .hop_seconds = 12e-6,
+    .network_bytes = 22e9, /* a 200 Gbit/s card for each GPU */
+    .network_seconds = 40e-6,
+    .host_ranks = 8,
+    .beside_share = 0.3,
+    .beside_link = 0.6,
+    .rank_spread = 0.01,
+};
+
+/* By the data sheet: 2,250e12 FLOP/s, 8.0e12 bytes/s, NVLink 900e9, times the H200's shares. All
+ * else is assumed. */
+static const ml_rates b200 = {
+    .product_flops = 1620e12,
+    .wave_flops = 1860e12,
+    .result_share = 0.4,
+    .units = 148, /* data sheet */
+    .wide_flops = 60e12,
+    .grouped_flops = 1400e12,
+    .attention_flops = 1300e12,
+    .attention_grad_flops = 1000e12,
+    .attention_pairs = 2e12, /* exponentials became little faster */
+    .attention_grad_pairs = 1.2e12,
+    .attention_tile = 128,
+    .score_share = 0.8,
+    .copy_bytes = 6.9e12,
+    .memory_bytes = 6.5e12,
+    .simple_flops = 37e12,
+    .scan_share = 0.2,
+    .launch_seconds = 1.5e-6,
+    .link_bytes = 690e9,
+    .link_seconds = 20e-6,
+    .hop_seconds = 12e-6,
+    .network_bytes = 45e9,
+    .network_seconds = 40e-6,
+    .host_ranks = 8,
+    .beside_share = 0.3,
+    .beside_link = 0.6,
+    .rank_spread = 0.01,
+};
+
+const ml_rates *ml_rates_of(const char *gpu) {
+    static const struct {
+        const char *gpu;
+        const ml_rates *rates;
+    } known[] = {{"h200", &h200}, {"h100", &h100}, {"a100", &a100}, {"b200", &b200}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].gpu, gpu) == 0) return known[i].rates;
+    return NULL;
+}

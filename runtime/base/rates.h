@@ -1,0 +1,49 @@
+/* What a device and its links reach, by shape: the numbers from which the time of a step is
+ * predicted (runtime/predict). Plans never depend on them (ml_machine_planned, machine.h, is for
+ * plans): predictions may be corrected, and differ from machine to machine, while plans stay equal.
+ *
+ * Four GPUs have tables (rates.c), where each number says whether it was measured, is from a data
+ * sheet, or is assumed. Other devices are measured: mlua doctor --bench. */
+#ifndef ML_RATES_H
+#define ML_RATES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Rates are a second; a FLOP is an addition or a multiplication. */
+typedef struct {
+    /* Products with operands of 2 bytes. Large ones are bounded by power: product_flops. A product
+     * of few tiles is bounded by the clock: tiles run in waves, one on each of `units`
+     * multiprocessors, and a full wave reaches wave_flops. units 0: no waves. Of the time in which
+     * the result passes memory result_share is not hidden. */
+    double product_flops, wave_flops, result_share;
+    int units;
+    double wide_flops;    /* products in f32 */
+    double grouped_flops; /* products by groups of rows (experts) */
+    /* Attention by the FLOPs of ml_flops. Heads of 128 are bounded by products, narrow ones by the
+     * exponentials: query-key pairs a second. A causal mask computes its diagonal's tiles of so
+     * many positions in full. */
+    double attention_flops, attention_grad_flops, attention_pairs, attention_grad_pairs;
+    int attention_tile;
+    double score_share;    /* of these rates, with a score function in Lua */
+    double copy_bytes;     /* read and written by a large copy: mlua doctor --bench measures it */
+    double memory_bytes;   /* the same by kernels that wait for memory, on average */
+    double cached_bytes;   /* the same where all that a kernel touches is in caches of cache_size */
+    int64_t cache_size;    /* bytes; 0: of no account */
+    double simple_flops;   /* of elementwise kernels */
+    double scan_share;     /* of products and memory, in kernels of scans */
+    double launch_seconds; /* from the end of a step to the start of the next */
+    /* Collectives: bytes that leave a rank, one way, of those within a host and between hosts; the
+     * time until the first byte has arrived, and for each further rank that it passes. */
+    double link_bytes, network_bytes, link_seconds, hop_seconds, network_seconds;
+    int host_ranks; /* ranks of a host where nothing else says so */
+    /* Beside one another, computation is longer by beside_share, and a collective reaches
+     * beside_link of the rate that it has alone. A step of several ranks takes as long as that of
+     * the slowest: for each doubling of their number so much longer (rank_spread). */
+    double beside_share, beside_link, rank_spread;
+} ml_rates;
+
+/* Of a known GPU (ml_gpu.key); NULL: it has no table. */
+const ml_rates *ml_rates_of(const char *gpu);
+
+#endif

@@ -1,0 +1,196 @@
+/* The time of a plan: its steps in order, and of a pipeline its tasks in the order of the schedule.
+ *
+ * Computation is one stream, and each mesh axis has one of its own for its collectives, as
+ * plan/overlap.c assumes. A collective with a ticket runs beside the steps that follow until its
+ * WAIT; beside it computation takes longer, by beside_share, for its bytes pass the same memory. */
+#include <math.h>
+
+#include "runtime/pipeline/plan.h"
+#include "runtime/predict/predict.h"
+
+typedef struct {
+    const ml_rates *rates;
+    const ml_schedule *s;
+    const ml_layout *layout;
+    double now, stream[ML_MAX_MESH], *end; /* end: of collectives, by ticket */
+    ml_prediction *out;
+} replay;
+
+static void wait_until(replay *r, double when) {
+    if (when <= r->now) return;
+    r->out->exposed += when - r->now;
+    r->now = when;
+}
+
+static void collective(replay *r, const ml_collective_step *c, uint32_t launch) {
+    double *stream = &r->stream[c->mesh_axis];
+    bool begins = c->ticket == 0 || c->launch != launch;
+    double seconds = predict_collective(r->rates, r->s->target, r->layout, c->mesh_axis, c->ranks,
+                                        ml_step_sent(c), begins);
+    if (c->ticket && r->rates->beside_link > 0) seconds /= r->rates->beside_link;
+    *stream = (*stream > r->now ? *stream : r->now) + seconds;
+    r->out->sent += seconds;
+    if (c->ticket == 0)
+        wait_until(r, *stream);
+    else
+        r->end[c->ticket] = *stream;
+}
+
+/* Computation, some of it beside collectives. */
+static void compute(replay *r, uint32_t at) {
+    predict_kind kind = PREDICT_SIMPLE;
+    double seconds = predict_step(r->rates, r->s, r->layout, at, &kind), busy = r->now;
+    for (int i = 0; i < ML_MAX_MESH; i++) busy = r->stream[i] > busy ? r->stream[i] : busy;
+    double beside = busy - r->now, slow = 1 + r->rates->beside_share;
+    if (beside > seconds * slow) beside = seconds * slow;
+    seconds += beside * (1 - 1 / slow);
+    r->now += seconds;
+    r->out->busy[kind] += seconds;
+}
+
+static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *arena,
+                        ml_prediction *out) {
+    const ml_schedule *s = part->schedule;
+    uint32_t tickets = 0, launch = 0;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_collective_step *c = s->steps.at[i].collective;
+        if (c && c->ticket > tickets) tickets = c->ticket;
+    }
+    replay r = {.rates = rates, .s = s, .layout = part->layout, .out = out};
+    r.end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        if (step->kind == ML_STEP_COLLECTIVE) {
+            collective(&r, step->collective, launch);
+            launch = step->collective->launch;
+        } else if (step->kind == ML_STEP_WAIT) {
+            wait_until(&r, r.end[step->collective->ticket]);
+        } else {
+            compute(&r, i);
+        }
+    }
+    for (int i = 0; i < ML_MAX_MESH; i++) wait_until(&r, r.stream[i]);
+    out->seconds += r.now;
+}
+
+/* ---- Pipelines ---- */
+static const double UNIT = 1e-9; /* schedules count nanoseconds */
+
+/* What a task's computation is for all its ranks and microbatches, summed; its one run. */
+static double task_seconds(const ml_rates *rates, const ml_plan *task, double times,
+                           ml_arena *arena, ml_prediction *sum) {
+    ml_prediction one = {0};
+    replay_part(rates, task, arena, &one);
+    predict_add(sum, &one, times);
+    return one.seconds;
+}
+
+/* Whether messages between two coordinates of the stages' mesh axis leave a host: ranks of a host
+ * are neighbours, and the axes behind this one are within it. */
+static bool leaves_host(const ml_rates *rates, const ml_plan *plan, int from, int to) {
+    const ml_layout *layout = plan->layout;
+    int64_t stride = 1,
+            host = plan->target->host_ranks > 0 ? plan->target->host_ranks : rates->host_ranks;
+    for (int i = layout->stages.mesh_axis + 1; i < layout->count; i++)
+        stride *= layout->axis[i].size;
+    return from * stride / host != to * stride / host;
+}
+
+static double message_seconds(const ml_rates *rates, const ml_plan *plan,
+                              const pipeline_channel *channel) {
+    int ranks = plan->pipeline->ranks;
+    if (channel->local) return 0;
+    bool far = leaves_host(rates, plan, channel->from % ranks, channel->to % ranks);
+    double rate = far ? rates->network_bytes : rates->link_bytes;
+    return (far ? rates->network_seconds : rates->link_seconds) + (double)channel->bytes / rate;
+}
+
+static void times_of_tasks(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+                           int64_t *task, ml_prediction *out) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    for (int v = 0; v < p->count; v++) {
+        const pipeline_stage *stage = pipeline_representative(p, v);
+        for (int i = 0; i < stage->task_count; i++) {
+            double seconds = task_seconds(rates, stage->plans[i], p->microbatches, arena, out);
+            int64_t units = (int64_t)(seconds / UNIT);
+            task[p->stages[v].first_task + i] = units > 0 ? units : 1;
+        }
+    }
+}
+
+/* What is computed once a step, by the rank that takes longest. */
+static double once_seconds(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+                           ml_prediction *out) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    double longest = 0;
+    for (int rank = 0; rank < p->ranks; rank++) {
+        double seconds = 0;
+        for (int v = rank; v < p->count; v += p->ranks) {
+            const ml_plan *once = pipeline_once_per_step(p, v);
+            if (once) seconds += task_seconds(rates, once, 1, arena, out);
+        }
+        longest = seconds > longest ? seconds : longest;
+    }
+    return longest;
+}
+
+static void predict_pipeline(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+                             ml_prediction *out) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    ml_pipeline_times times = {
+        .task = ML_NEW_ARRAY(arena, int64_t, (size_t)p->task_count + 1),
+        .pause = ML_NEW_ARRAY(arena, int64_t, (size_t)p->task_count + 1),
+        .delay = ML_NEW_ARRAY(arena, int64_t, (size_t)p->problem.edge_count + 1),
+        .share = 1,
+    };
+    times_of_tasks(rates, plan, arena, times.task, out);
+    for (int i = 0; i < p->channel_count; i++)
+        times.delay[i] = (int64_t)(message_seconds(rates, plan, &p->channels[i]) / UNIT);
+    int64_t length = ml_pipeline_replay(&p->problem, &p->schedule, &times, arena, &out->bubble);
+    double once = once_seconds(rates, plan, arena, out), share = 1.0 / p->ranks;
+    for (int i = 0; i < PREDICT_KINDS; i++) out->busy[i] *= share;
+    out->exposed *= share;
+    out->sent *= share;
+    out->seconds = (double)length * UNIT + once;
+}
+
+/* ---- A program ---- */
+typedef struct {
+    const ml_rates *rates;
+    const ml_plan *plan;
+    ml_arena *scratch;
+    ml_prediction *out;
+} prediction_call;
+
+static void predict_body(void *context) {
+    const prediction_call *call = context;
+    if (call->plan->pipeline)
+        predict_pipeline(call->rates, call->plan, call->scratch, call->out);
+    else
+        replay_part(call->rates, call->plan, call->scratch, call->out);
+    /* Which wait for the slowest of them. */
+    int64_t ranks = call->plan->layout ? ml_layout_ranks(call->plan->layout) : 1;
+    double spread = call->rates->rank_spread * log2((double)ranks) * call->out->seconds;
+    call->out->seconds += spread;
+    call->out->exposed += spread;
+}
+
+void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
+    *out = (ml_prediction){0};
+    prediction_call call = {rates, plan, ml_arena_new(), out};
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while predicting a step");
+    ml_status status = ml_protect(predict_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
+}
+
+/* Shares of the sum's time. */
+void predict_add(ml_prediction *sum, const ml_prediction *one, double times) {
+    double seconds = sum->seconds + times * one->seconds;
+    if (seconds > 0)
+        sum->bubble = (sum->bubble * sum->seconds + one->bubble * times * one->seconds) / seconds;
+    sum->seconds = seconds;
+    sum->exposed += times * one->exposed;
+    sum->sent += times * one->sent;
+    for (int i = 0; i < PREDICT_KINDS; i++) sum->busy[i] += times * one->busy[i];
+}

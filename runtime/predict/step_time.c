@@ -1,0 +1,151 @@
+/* The time of one step, by its shape. */
+#include "runtime/predict/predict.h"
+
+#include "runtime/graph/ops.h"
+
+const char *const predict_names[PREDICT_KINDS] = {"products", "attention", "memory", "other"};
+
+static double most(double a, double b) {
+    return a > b ? a : b;
+}
+
+/* ---- Products ---- */
+/* Tiles of a product's result that one multiprocessor computes at once, and the share of the full
+ * rate that they reach: small ones read more of the operands for each FLOP. */
+static const struct {
+    int rows, columns;
+    double share;
+} TILES[] = {{128, 256, 1},    {256, 128, 1},   {128, 192, 0.97},
+             {128, 128, 0.92}, {64, 128, 0.75}, {64, 64, 0.5}};
+enum { TILE_KINDS = sizeof TILES / sizeof *TILES, MOST_PARTS = 8, LEAST_PART = 1024 };
+
+static double ceiling(double a, double b) {
+    double quotient = a / b;
+    int64_t whole = (int64_t)quotient;
+    return (double)whole < quotient ? (double)whole + 1 : (double)whole;
+}
+
+/* The fastest tile, with the sum over k in up to MOST_PARTS parts, each of which is written in f32
+ * and read. */
+static double waves_seconds(const ml_rates *rates, double m, double n, double k, double batch) {
+    double best = 0;
+    for (int i = 0; i < TILE_KINDS; i++) {
+        double tiles = batch * ceiling(m, TILES[i].rows) * ceiling(n, TILES[i].columns);
+        double flops = 2.0 * TILES[i].rows * TILES[i].columns * k;
+        double rate = rates->wave_flops * TILES[i].share / rates->units;
+        for (int parts = 1; parts <= MOST_PARTS; parts *= 2) {
+            if (parts > 1 && k < (double)parts * LEAST_PART) break;
+            double seconds = ceiling(tiles * parts, rates->units) * flops / parts / rate;
+            if (parts > 1) seconds += 8 * batch * m * n * parts / rates->memory_bytes;
+            if (best == 0 || seconds < best) best = seconds;
+        }
+    }
+    return best;
+}
+
+static double gemm_seconds(const ml_rates *rates, const ml_gemm *g) {
+    double batch = (double)(g->batch[0] * g->batch[1] * g->batch[2]);
+    double m = (double)g->m, n = (double)g->n, k = (double)g->k;
+    bool wide = ml_dtypes[g->a_dtype].bytes > 2;
+    double seconds = 2 * m * n * k * batch / (wide ? rates->wide_flops : rates->product_flops);
+    if (wide || rates->units == 0) return seconds;
+    double result = m * n * batch * (double)ml_dtypes[g->c_dtype].bytes * (g->accumulate ? 2 : 1);
+    seconds = most(seconds, waves_seconds(rates, m, n, k, batch));
+    return seconds + rates->result_share * result / rates->memory_bytes;
+}
+
+/* ---- Attention ---- */
+static double attention_seconds(const ml_rates *rates, const ml_attention_step *a, double flops) {
+    double dims = (double)(a->head_dim + a->value_dim);
+    double pairs = flops / (a->backward ? 4 * dims : 2 * dims);
+    double seconds = flops / (a->backward ? rates->attention_grad_flops : rates->attention_flops);
+    double limit = a->backward ? rates->attention_grad_pairs : rates->attention_pairs;
+    if (limit > 0) seconds = most(seconds, pairs / limit);
+    if (a->args.causal || a->args.window) seconds *= 1 + rates->attention_tile / (double)a->kv_seq;
+    return a->args.score ? seconds / rates->score_share : seconds;
+}
+
+/* ---- Others ---- */
+/* Rows of groups that are there, as a share of those for which there is room: ranks that exchange
+ * tokens have room for `exchange` times an even share. */
+static double filled_share(const ml_layout *layout) {
+    return layout && layout->exchange > 1 ? 1 / layout->exchange : 1;
+}
+
+static double memory_seconds(const ml_rates *rates, double bytes) {
+    bool cached = rates->cache_size > 0 && bytes <= (double)rates->cache_size;
+    return bytes / (cached ? rates->cached_bytes : rates->memory_bytes);
+}
+
+static bool is_scan(const ml_schedule *s, const ml_step *step) {
+    ml_op op = step->node ? (ml_op)ml_graph_node(s->graph, step->node)->op : ML_OP_CONST;
+    return step->scan != NULL || ml_op_is_linear_scan(op) || op == ML_OP_RECURRENCE;
+}
+
+static double loop_seconds(const ml_rates *rates, const ml_loop *loop) {
+    double seconds = 0;
+    if (loop->plan == NULL) return 0;
+    for (uint32_t i = 0; i < loop->plan->schedule->steps.count; i++)
+        seconds += predict_step(rates, loop->plan->schedule, NULL, i, NULL);
+    return seconds * (double)loop->length;
+}
+
+/* ---- Collectives ---- */
+double predict_collective(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
+                          int axis, int64_t ranks, double bytes, bool begins) {
+    int64_t span = 1, stride = 1;
+    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
+    for (int i = axis + 1; i < layout->count; i++) stride *= layout->axis[i].size;
+    int64_t host = target->host_ranks > 0 ? target->host_ranks : rates->host_ranks;
+    bool beyond = span > host;
+    /* Of those along the axis, neighbours within a host pass data on by its links. */
+    int64_t inside = stride < host ? host / stride : 1, hosts = beyond ? ranks / inside : 1;
+    if (hosts < 1) hosts = 1;
+    double first = rates->link_seconds + rates->hop_seconds * (double)(ranks / hosts - 1);
+    if (beyond) {
+        int rounds = 0; /* trees between hosts */
+        for (int64_t i = 1; i < hosts; i *= 2) rounds++;
+        first += rates->network_seconds * rounds;
+    }
+    /* A ring through all ranks of a host enters and leaves by the cards of all its GPUs. */
+    double rate = beyond ? rates->network_bytes * (double)inside : rates->link_bytes;
+    if (rate > rates->link_bytes) rate = rates->link_bytes;
+    return bytes / rate + (begins ? first : 0);
+}
+
+double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout *layout,
+                    uint32_t at, predict_kind *kind) {
+    const ml_step *step = &s->steps.at[at];
+    double memory = memory_seconds(rates, (double)step->bytes), work = 0;
+    predict_kind bound = PREDICT_SIMPLE;
+    switch (step->kind) {
+    case ML_STEP_WAIT: return 0;
+    case ML_STEP_COLLECTIVE: {
+        const ml_collective_step *c = step->collective;
+        return predict_collective(rates, s->target, layout, c->mesh_axis, c->ranks, ml_step_sent(c),
+                                  true);
+    }
+    case ML_STEP_GEMM:
+        work = gemm_seconds(rates, step->gemm);
+        bound = PREDICT_PRODUCTS;
+        break;
+    case ML_STEP_ATTENTION:
+        work = attention_seconds(rates, step->attention, step->flops);
+        bound = PREDICT_ATTENTION;
+        break;
+    case ML_STEP_LOOP: return loop_seconds(rates, step->loop);
+    default:
+        work = step->flops / rates->simple_flops;
+        if (step->ragged)
+            work = step->flops * filled_share(layout) / rates->grouped_flops,
+            bound = PREDICT_PRODUCTS;
+        if (is_scan(s, step)) {
+            work = step->flops / (rates->product_flops * rates->scan_share);
+            memory /= rates->scan_share;
+        }
+    }
+    double seconds = most(work, memory);
+    if (memory > work) bound = PREDICT_MEMORY;
+    if (kind) *kind = rates->launch_seconds > seconds ? PREDICT_SIMPLE : bound;
+    return rates->launch_seconds + seconds;
+}

@@ -1,0 +1,139 @@
+/* The model of a step's time: what follows from shapes, and figures that were measured. */
+#include "runtime/predict/predict.h"
+
+#include <math.h>
+
+#include "tests/test.h"
+
+/* A schedule of one product. */
+typedef struct {
+    ml_gemm gemm;
+    ml_step step;
+    ml_schedule s;
+} one_product;
+
+static double product(const ml_rates *rates, int64_t m, int64_t n, int64_t k, ml_dtype dtype) {
+    one_product p = {.gemm = {.m = m,
+                              .n = n,
+                              .k = k,
+                              .batch = {1, 1, 1},
+                              .a_dtype = dtype,
+                              .b_dtype = dtype,
+                              .c_dtype = dtype}};
+    p.step = (ml_step){.kind = ML_STEP_GEMM, .gemm = &p.gemm};
+    p.step.bytes = (m * k + k * n + m * n) * 2;
+    p.step.flops = 2.0 * (double)m * (double)n * (double)k;
+    p.s.steps.at = &p.step;
+    p.s.steps.count = 1;
+    return predict_step(rates, &p.s, NULL, 0, NULL);
+}
+
+static double rate(const ml_rates *rates, int64_t m, int64_t n, int64_t k) {
+    return 2.0 * (double)m * (double)n * (double)k / product(rates, m, n, k, ML_BF16);
+}
+
+static const char *const GPUS[] = {"h200", "h100", "a100", "b200"};
+enum { GPU_COUNT = sizeof GPUS / sizeof *GPUS };
+
+TEST(predict, more_work_takes_no_less_time) {
+    for (int i = 0; i < GPU_COUNT; i++) {
+        const ml_rates *r = ml_rates_of(GPUS[i]);
+        double before[3] = {0, 0, 0};
+        CHECK(r != NULL);
+        for (int64_t size = 16; size <= 16384; size += size < 512 ? 16 : 384) {
+            double now[3] = {product(r, size, 2048, 2048, ML_BF16),
+                             product(r, 2048, size, 2048, ML_BF16),
+                             product(r, 2048, 2048, size, ML_BF16)};
+            /* A sum over more k may be cut into parts that fill waves better. */
+            for (int d = 0; d < 3; d++) CHECK(now[d] >= before[d] * (d == 2 ? 0.6 : 0.999));
+            for (int d = 0; d < 3; d++) before[d] = now[d];
+        }
+    }
+}
+
+TEST(predict, small_products_reach_less) {
+    const ml_rates *r = ml_rates_of("h200");
+    CHECK(rate(r, 8192, 8192, 8192) <= r->wave_flops);
+    CHECK(rate(r, 128, 256, 8192) < r->wave_flops / 4);     /* few tiles; k in parts */
+    CHECK(rate(r, 16, 8192, 8192) < r->product_flops / 10); /* waits for memory */
+    CHECK(rate(r, 64, 64, 64) < r->product_flops / 100);    /* a launch */
+    CHECK(product(r, 4096, 4096, 4096, ML_F32) > 5 * product(r, 4096, 4096, 4096, ML_BF16));
+    /* 133 tiles take two waves, 132 one. */
+    double one = product(r, 128 * 132, 256, 8192, ML_BF16);
+    CHECK(product(r, 128 * 133, 256, 8192, ML_BF16) > 1.2 * one);
+}
+
+/* All products of a step in ms, forward, gradients of inputs and of weights, by cuBLASLt's fastest
+ * algorithms on an H200 in November 2026. */
+TEST(predict, products_of_five_models) {
+    static const struct {
+        int64_t layers, embed, heads, kv_heads, ffn, vocab, tokens;
+        bool gated;
+        double ms;
+    } models[] = {
+        {12, 768, 12, 12, 3072, 50304, 65536, false, 69.5},
+        {24, 2048, 16, 16, 8192, 50304, 16384, false, 182.4},
+        {48, 1600, 25, 25, 6400, 50304, 16384, false, 221.1},
+        {16, 2048, 16, 8, 8192, 128256, 16384, true, 178.3},
+        {28, 3072, 24, 8, 8192, 128256, 8192, true, 230.1},
+    };
+    const ml_rates *r = ml_rates_of("h200");
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        int64_t d = models[i].embed, dim = d / models[i].heads, m = models[i].tokens;
+        int64_t shapes[5][2] = {{(models[i].heads + 2 * models[i].kv_heads) * dim, d},
+                                {d, d},
+                                {models[i].ffn * (models[i].gated ? 2 : 1), d},
+                                {d, models[i].ffn},
+                                {models[i].vocab, d}};
+        double seconds = 0;
+        for (int s = 0; s < 5; s++) {
+            int64_t n = shapes[s][0], k = shapes[s][1];
+            double one = product(r, m, n, k, ML_BF16) + product(r, m, k, n, ML_BF16) +
+                         product(r, n, k, m, ML_BF16);
+            seconds += one * (double)(s < 4 ? models[i].layers : 1);
+        }
+        double ratio = 1e3 * seconds / models[i].ms;
+        if (fabs(ratio - 1) > 0.03) test_fail("model %zu: %.3f of the measured time", i, ratio);
+        test_checked();
+    }
+}
+
+/* Bus bandwidth of eight H200s of a host, in 1e9 bytes a second: 64 MiB and 1 GiB. */
+TEST(predict, collectives_of_eight) {
+    static const struct {
+        ml_collective kind;
+        int64_t bytes;
+        double bus;
+    } known[] = {
+        {ML_COLLECTIVE_ALL_REDUCE, 1 << 26, 251}, {ML_COLLECTIVE_ALL_REDUCE, 1 << 30, 346},
+        {ML_COLLECTIVE_ALL_GATHER, 1 << 26, 180}, {ML_COLLECTIVE_ALL_GATHER, 1 << 30, 324},
+        {ML_COLLECTIVE_ALL_TO_ALL, 1 << 26, 212}, {ML_COLLECTIVE_ALL_TO_ALL, 1 << 30, 312}};
+    const ml_rates *r = ml_rates_of("h200");
+    ml_layout layout = {.count = 1};
+    ml_target target = {.host_ranks = 8};
+    layout.axis[0].size = 8;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double part = known[i].kind == ML_COLLECTIVE_ALL_GATHER ? 8 : 1;
+        double sent = ml_collective_sent(known[i].kind, (double)known[i].bytes / part, 8);
+        double seconds = predict_collective(r, &target, &layout, 0, 8, sent, true);
+        double ratio = sent / known[i].bus / 1e9 / seconds;
+        if (ratio < 0.75 || ratio > 1.33)
+            test_fail("case %zu: %.2f times the measured bandwidth", i, 1 / ratio);
+        test_checked();
+    }
+}
+
+TEST(predict, networks_are_slower_than_links) {
+    const ml_rates *r = ml_rates_of("h200");
+    ml_layout layout = {.count = 2};
+    ml_target target = {.host_ranks = 8};
+    layout.axis[0].size = 16;
+    layout.axis[1].size = 8;
+    double bytes = 1e9;
+    double inside = predict_collective(r, &target, &layout, 1, 8, bytes, true);
+    double outside = predict_collective(r, &target, &layout, 0, 16, bytes, true);
+    CHECK(outside > 5 * inside);
+    layout.axis[1].size = 2; /* four neighbours of the outer axis are of one host */
+    double mixed = predict_collective(r, &target, &layout, 0, 16, bytes, true);
+    CHECK(mixed < outside && mixed > inside);
+}

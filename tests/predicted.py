@@ -1,0 +1,84 @@
+"""Predicted steps beside measured ones: python3 tests/predicted.py [--mlua build/mlua] [one|several|published]
+
+One H200 and several: tokens a second and GPU of tests/README.md (22 November 2026). Nothing runs on a device: the
+times are those of `mlua check --device h200`. Prints the tables of tests/README.md.
+"""
+import argparse, json, math, subprocess
+
+ONE = [  # name, script, settings, tokens/s
+    ("gpt-1.3b", "gpt", "preset=gpt-1.3b", 69114), ("gpt2-1.5b", "gpt", "preset=gpt2-1.5b", 56200),
+    ("llama-1b", "llama", "preset=llama-1b", 68575), ("llama-3b", "llama", "preset=llama-3b", 25652),
+    ("gpt2-124m", "gpt", "preset=gpt2-124m", 641167), ("moe-8x", "gpt_moe", "preset=moe-8x", 53880),
+    ("moe-64x", "gpt_moe", "preset=moe-64x", 69324),
+]
+GPT, MOE = ("gpt", "preset=gpt-1.3b"), ("gpt_moe", "preset=moe-8x aux=0.01")
+SEVERAL = [  # layout, GPUs, mesh, model, further settings, tokens/s of a GPU, exposed communication or bubble in percent
+    ("ZeRO-1", 4, "dp=4", GPT, "batch=32", 64119, 4.5), ("parameters in parts", 4, "dp=4", GPT, "batch=32 layout=fsdp reshard=false", 63020, 3.5),
+    ("FSDP", 4, "dp=4", GPT, "batch=32 layout=fsdp", 62356, None),
+    ("ZeRO-1", 2, "dp=2", GPT, "batch=16", 63662, 1.1), ("parameters in parts", 2, "dp=2", GPT, "batch=16 layout=fsdp reshard=false", 62763, 2.4),
+    ("FSDP", 2, "dp=2", GPT, "batch=16 layout=fsdp", 62035, None),
+    ("parameters in parts", 8, "dp=8", GPT, "batch=64 layout=fsdp reshard=false", 65204, 3.1),
+    ("tensor and sequence", 4, "dp=2,tp=2", GPT, "batch=32", 58062, 9.2), ("gathered context", 4, "dp=2,cp=2", GPT, "batch=32", 52835, 8.5),
+    ("tensor and sequence", 2, "tp=2", GPT, "batch=16", 60545, 7.1), ("gathered context", 2, "cp=2", GPT, "batch=16", 53037, 3.2),
+    ("tokens exchanged", 4, "ep=4", MOE, "batch=16 exchange=2", 47139, 12.3),
+    ("1f1b", 4, "pp=4", GPT, "batch=32 accum=16", 53419, 20.7),
+    ("interleaved", 4, "pp=4", GPT, "batch=32 accum=16 schedule=interleaved", 59161, 9.9),
+    ("zero-bubble", 4, "pp=4", GPT, "batch=32 accum=16 schedule=zero-bubble", 57746, 14.1),
+    ("1f1b, moe-8x", 4, "pp=4", MOE, "batch=16 accum=16", 35276, 23.7),
+    ("zero-bubble, moe-8x", 4, "pp=4", MOE, "batch=16 accum=16 schedule=zero-bubble", 38420, 15.0),
+    ("1f1b", 2, "pp=2", GPT, "batch=16 accum=16", 54564, 9.3),
+    ("interleaved", 2, "pp=2", GPT, "batch=16 accum=16 schedule=interleaved", 55925, 5.6),
+    ("zero-bubble", 2, "pp=2", GPT, "batch=16 accum=16 schedule=zero-bubble", 55932, 4.2),
+]
+
+
+def check(a, script, settings, mesh=None, device="h200"):
+    words = [a.mlua, "check", f"models/{script}.lua", "--json", "--device", device] + settings.split()
+    words += ["--mesh", mesh] if mesh else []
+    done = subprocess.run(words, capture_output=True, text=True)
+    if not done.stdout.strip():
+        raise SystemExit(" ".join(words) + "\n" + done.stderr)
+    return json.loads(done.stdout)
+
+
+def summary(ratios):
+    errors = sorted(abs(r - 1) for r in ratios)
+    print(f"\nfurthest {100 * errors[-1]:.1f} %, median {100 * errors[len(errors) // 2]:.1f} %")
+
+
+def one(a):
+    print("| model | measured tokens/s | predicted | predicted / measured |\n| --- | --- | --- | --- |")
+    ratios = []
+    for name, script, settings, measured in ONE:
+        p = check(a, script, settings)["predicted"]
+        ratios.append(p["tokens_per_s"] / measured)
+        print(f"| {name} | {measured:,} | {p['tokens_per_s']:,.0f} | {ratios[-1]:.3f} |" + ("  " + json.dumps(p) if a.parts else ""))
+    summary(ratios)
+
+
+def several(a):
+    print("| layout | GPUs | measured tokens/s of a GPU | predicted | predicted / measured | exposed or bubble, measured / predicted |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    ratios = []
+    for name, gpus, mesh, (script, settings), more, measured, waits in SEVERAL:
+        p = check(a, script, f"{settings} {more}", mesh)["predicted"]
+        ratios.append(p["tokens_per_s"] / gpus / measured)
+        waited = 100 * (p["bubble"] if mesh.startswith("pp") else p["exposed"])
+        print(f"| {mesh}, {name} | {gpus} | {measured:,} | {p['tokens_per_s'] / gpus:,.0f} | {ratios[-1]:.3f} | "
+              f"{waits if waits is not None else '–'} / {waited:.1f} % |" + ("  " + json.dumps(p) if a.parts else ""))
+    summary(ratios)
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("tables", nargs="*", default=["one", "several"])
+    a.add_argument("--mlua", default="build/mlua")
+    a.add_argument("--parts", action="store_true", help="what each time is made of")
+    a = a.parse_args()
+    for i, table in enumerate(a.tables):
+        print("" if i else "", end="\n" if i else "")
+        {"one": one, "several": several}[table](a)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+/* What `mlua check` predicts, beside figures that an H200 measured (tests/README.md has them all).
+ */
+#include "tests/process/support.h"
+
+#include <math.h>
+#include <string.h>
+
+static double predicted(process_room *room, const char *arguments, const char *key) {
+    process_result r = process_run(room, 0, "", "check --json --device h200 %s", arguments);
+    const char *at = strstr(r.output, "\"predicted\":");
+    CHECK(at != NULL);
+    return process_number(at, key);
+}
+
+PROCESS_TEST(check_predicts_what_was_measured) {
+    static const struct {
+        const char *arguments;
+        double measured, within; /* tokens a second of a GPU */
+        int gpus;
+    } known[] = {
+        {"\"$ROOT/models/gpt.lua\" preset=gpt2-124m", 641167, 0.06, 1},
+        {"\"$ROOT/models/llama.lua\" preset=llama-3b", 25652, 0.06, 1},
+        {"\"$ROOT/models/gpt_moe.lua\" preset=moe-64x", 69324, 0.06, 1},
+        {"\"$ROOT/models/gpt.lua\" preset=gpt-1.3b batch=32 --mesh dp=4", 64119, 0.1, 4},
+        {"\"$ROOT/models/gpt.lua\" preset=gpt-1.3b batch=16 --mesh tp=2", 60545, 0.1, 2},
+        {"\"$ROOT/models/gpt.lua\" preset=gpt-1.3b batch=32 accum=16 --mesh pp=4", 53419, 0.1, 4},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double rate = predicted(room, known[i].arguments, "\"tokens_per_s\":") / known[i].gpus;
+        if (fabs(rate / known[i].measured - 1) > known[i].within)
+            test_fail("%s: %.0f tokens/s, measured %.0f", known[i].arguments, rate,
+                      known[i].measured);
+        test_checked();
+    }
+}
+
+/* More microbatches leave less of a bubble; a slow network shows where a mesh leaves the host. */
+PROCESS_TEST(check_predicts_bubbles_and_networks) {
+    const char *const model = "\"$ROOT/models/gpt.lua\" preset=gpt2-124m batch=1024";
+    double bubble[2], exposed[2];
+    for (int i = 0; i < 2; i++) {
+        ml_arena *a = room->arena;
+        bubble[i] = predicted(
+            room, ml_arena_format(a, "%s accum=%d --mesh pp=4", model, i ? 32 : 8), "\"bubble\":");
+        exposed[i] = predicted(room, ml_arena_format(a, "%s --mesh dp=%d", model, i ? 16 : 8),
+                               "\"exposed\":");
+    }
+    CHECK(bubble[0] > 0.25 && bubble[0] < 0.4 && bubble[1] < 0.7 * bubble[0]);
+    CHECK(exposed[1] > exposed[0]);
+}
+
+/* A device without a table has no prediction until it is measured; then the day is printed. */
+PROCESS_TEST(check_predicts_by_what_doctor_measured) {
+    const char *check = "check --device cpu \"$ROOT/models/gpt.lua\" preset=demo";
+    process_result before = process_run(room, 0, "MLUA_CACHE=cache", "%s", check);
+    CHECK(strstr(before.output, "predicted step") == NULL);
+    process_run(room, 0, "MLUA_CACHE=cache", "doctor --bench");
+    process_result after = process_run(room, 0, "MLUA_CACHE=cache", "%s", check);
+    process_expect(&after, "(by rates measured here on 20");
+    CHECK(process_number(after.output, "predicted step  ") > 0);
+    CHECK(strstr(after.output, "MFU") == NULL); /* no data sheet says what it should reach */
+}

@@ -1,0 +1,79 @@
+/* The line of `mlua check` on time: whose rates, and what they give. */
+#include "vm/check/predicted.h"
+
+#include <string.h>
+
+#include "vm/check/bench.h"
+#include "vm/cli/gpus.h"
+
+/* Rates that were measured on this machine come before those of a table. */
+bool predicted_rates(lua_State *L, int64_t ranks, ml_rates *rates, vm_predicted *p) {
+    const ml_vm *vm = vm_of(L);
+    const ml_target *target = vm_target(L);
+    const ml_gpu *gpu = target->kind == ML_TARGET_CUDA ? gpu_by_model(vm->check_device) : NULL;
+    char date[ML_BENCH_DATE];
+    p->peak_flops = gpu ? gpu->tflops * 1e12 : 0;
+    bool cpu = target->kind == ML_TARGET_C;
+    const char *name = vm->options->device;
+    bool here = cpu || (gpu_is_present() && (!name || strcmp(name, "cuda") == 0));
+    const ml_rates *table = gpu ? ml_rates_of(gpu->key) : NULL;
+    if (here && ml_bench_rates(cpu ? "cpu" : "cuda", rates, date)) {
+        if (cpu) ml_bench_share(rates, ranks);
+        p->source = vm_intern(L, lua_pushfstring(L, "by rates measured here on %s", date));
+        lua_pop(L, 1);
+        return p->known = true;
+    }
+    if (!table) return false;
+    *rates = *table;
+    p->source = vm_intern(L, lua_pushfstring(L, "by the table of %s", gpu->key));
+    lua_pop(L, 1);
+    return p->known = true;
+}
+
+typedef struct {
+    const ml_rates *rates;
+    const ml_plan *plan;
+    ml_prediction one;
+} predict_call;
+
+static void predict(void *argument) {
+    predict_call *call = argument;
+    predict_plan(call->rates, call->plan, &call->one);
+}
+
+void predicted_add(lua_State *L, vm_predicted *p, const ml_rates *rates, const ml_plan *plan,
+                   double times) {
+    predict_call call = {.rates = rates, .plan = plan};
+    vm_protect(L, predict, &call);
+    predict_add(&p->step, &call.one, times);
+}
+
+static double mfu(const vm_predicted *p, double flops) {
+    return p->peak_flops > 0 ? flops / p->step.seconds / p->peak_flops : 0;
+}
+
+void predicted_print(const vm_predicted *p, double tokens, bool samples, double flops) {
+    const ml_prediction *s = &p->step;
+    if (!p->known || s->seconds <= 0) return;
+    printf("predicted step  %.*f ms", s->seconds < 0.1 ? 2 : 1, 1e3 * s->seconds);
+    if (tokens > 0) printf(", %.0f %s/s", tokens / s->seconds, samples ? "samples" : "tokens");
+    if (p->peak_flops > 0) printf(", MFU %.1f%%", 100 * mfu(p, flops));
+    printf(" (%s)\n ", p->source);
+    for (int i = 0; i < PREDICT_KINDS; i++)
+        printf(" %s %.1f%%,", predict_names[i], 100 * s->busy[i] / s->seconds);
+    printf(" exposed communication %.1f%%", 100 * s->exposed / s->seconds);
+    if (s->bubble > 0) printf(", bubble %.1f%%", 100 * s->bubble);
+    printf("\n");
+}
+
+void predicted_json(const vm_predicted *p, double tokens, double flops, json_t *object) {
+    const ml_prediction *s = &p->step;
+    if (!p->known || s->seconds <= 0) return;
+    json_t *out =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "seconds", s->seconds, "tokens_per_s",
+                  tokens / s->seconds, "mfu", mfu(p, flops), "exposed", s->exposed / s->seconds,
+                  "collectives", s->sent / s->seconds, "bubble", s->bubble, "rates", p->source);
+    for (int i = 0; i < PREDICT_KINDS && out; i++)
+        json_object_set_new(out, predict_names[i], json_real(s->busy[i] / s->seconds));
+    json_object_set_new(object, "predicted", out);
+}
