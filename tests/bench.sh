@@ -188,6 +188,70 @@ export_cases() {
     export_case && load_row from "$folder/hf" "$mlua" run "${model[@]}" --from "$folder/hf" steps=1
 }
 
+# Tokens of one sequence and the sum of a large state in turns: the bytes of the weights a token's time, beside the bytes that are read in
+# that time. *_cpu: by the processor's time over its threads, which other programs on the machine hardly change.
+write_decode() {
+    cat >"$cache/decode.lua" <<'LUA'
+local m, core, Decoder = require "mlua", require "mlua.core", require "mlua.decode"
+local cfg = m.config { layers = 12, embed = 768, heads = 12, ffn = 2048, vocab = 32000, seq = 256, rounds = 9, tokens = 20, probe = 256, threads = 2 }
+local A = m.axes { embed = cfg.embed, heads = cfg.heads, head_dim = cfg.embed // cfg.heads, ffn = cfg.ffn, vocab = cfg.vocab, seq = cfg.seq }
+local Block = m.module("Block", function(self)
+  self.norm1, self.norm2 = m.rms_norm { A.embed }, m.rms_norm { A.embed }
+  self.wq, self.wk, self.wv = m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }
+  self.wo, self.gate, self.up, self.down = m.param { A.heads, A.head_dim, A.embed }, m.param { A.embed, A.ffn }, m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }
+end)
+function Block:forward(x)
+  local h = self.norm1(x)
+  local a = m.attention(m.rope(h:dot(self.wq, "embed")), m.rope(h:dot(self.wk, "embed")), h:dot(self.wv, "embed"), { causal = true })
+  x = x + a:dot(self.wo, "heads", "head_dim")
+  h = self.norm2(x)
+  return x + m.swiglu(h:dot(self.gate, "embed"), h:dot(self.up, "embed")):dot(self.down, "ffn")
+end
+local Llama = m.module("Llama", function(self)
+  self.table, self.blocks, self.norm = m.param { A.vocab, A.embed }, m.stack(cfg.layers, Block), m.rms_norm { A.embed }
+end)
+function Llama:forward(tokens)
+  local x = self.table:gather(tokens, "vocab")
+  for _, block in ipairs(self.blocks) do x = block(x) end
+  return self.norm(x):dot(self.table, "embed")
+end
+local model, bytes = Llama(), 0
+for _, p in ipairs(m.module_states(model)) do
+  local count = 1
+  for _, axis in ipairs(m.axes_of(p)) do count = count * axis.size end
+  bytes = bytes + 4 * count
+end
+local large = m.state { axes = { m.axis("rows", 1024), m.axis("columns", 256 * cfg.probe) }, name = "large", init = 1.0 }
+local read = m.compile(function() return { sum = large:read():sum() } end, {}, { name = "read" })
+local d, s = Decoder.new(model, { seq = A.seq, slots = 1 }), nil
+local function begin()
+  if s then d:close(s) end
+  s = d:open({ 1, 2, 3, 4 }, { temperature = 0 })
+  for _ = 1, 4 do d:step { s } end
+end
+local function median(list) table.sort(list) return list[#list // 2 + 1] end
+local function timed(count, f)
+  local wall, cpu = {}, {}
+  for i = 1, count do
+    local t, c = core.time(), os.clock()
+    f()
+    wall[i], cpu[i] = core.time() - t, (os.clock() - c) / cfg.threads
+  end
+  return median(wall), median(cpu), wall[1]
+end
+local all, least = { {}, {}, {}, {} }, math.huge
+for _ = 1, cfg.rounds do
+  begin()
+  local w, c = timed(5, function() read {} end)
+  local dw, dc, dl = timed(math.min(cfg.tokens, cfg.seq - #s.ids - 1), function() d:step { s } end)
+  least = math.min(least, dl)
+  for i, value in ipairs { dw, dc, bytes / dw / (cfg.probe * 2 ^ 20 / w), bytes / dc / (cfg.probe * 2 ^ 20 / c) } do table.insert(all[i], value) end
+end
+print(('{"case":"decode-%dx%d","weights_mb":%.1f,"token_ms":%.3f,"token_ms_cpu":%.3f,"token_ms_least":%.3f,"of_read":%.2f,"of_read_cpu":%.2f}'):format(cfg.layers, cfg.embed,
+  bytes / 1e6, median(all[1]) * 1e3, median(all[2]) * 1e3, least * 1e3, median(all[3]), median(all[4])))
+LUA
+}
+
 mode=${1:-cpu} failed=0
 shift
 cases=("$@")
@@ -224,6 +288,11 @@ m.train { model = model, batch = A.batch, steps = 40, inputs = { tokens = { A.ba
 print(('{"case":"samples-%s","per_s_and_core":%.0f}'):format(how, 39 * A.batch.size / (last - first)))
 LUA
         for how in fill corpus set list draw; do "$mlua" run --device cpu --quiet "$cache/samples.lua" how=$how; done
+    fi
+    if wanted decode; then
+        write_decode
+        "$mlua" run --device cpu --quiet "$cache/decode.lua"
+        "$mlua" run --device cpu --quiet "$cache/decode.lua" layers=4 embed=256 heads=4 ffn=704 vocab=256 probe=16 tokens=200
     fi
 elif [ "$mode" = load ] || [ "$mode" = export ]; then
     "${mode}_cases" || failed=1

@@ -3,8 +3,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/device/cpu/cpu_few.h"
 #include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/cpu/cpu_kernel.h"
+#include "runtime/graph/convert.h"
 #include "tests/ops/support.h"
 
 typedef struct {
@@ -207,5 +209,52 @@ TEST(device, gemm_kernels) {
         w.arena = ml_arena_new();
         check_kernel(&w, i % 2 ? ML_F64 : ML_F32);
         ml_arena_free(w.arena);
+    }
+}
+
+/* Few rows: each element the same bits as by the blocked kernels on B widened to f32, in any two
+ * parts of the columns. */
+static void check_few(world *w, ml_dtype dtype) {
+    int64_t m = pick(w, 1, CPU_FEW_ROWS), n = pick(w, 1, 90), k = pick(w, 0, 90), b_row, b_col;
+    if (pick(w, 0, 3) == 0) k = pick(w, 380, 900);
+    if (pick(w, 0, 3) == 0) n = pick(w, 400, 2500);
+    cpu_few_call few = {
+        m, n, k, .b_dtype = dtype, .c_row = n + pick(w, 0, 3), .accumulate = pick(w, 0, 1)};
+    float *a = fill(w, ML_F32, layout(w, m, k, &few.a_row, &few.a_col), false);
+    int64_t b_count = layout(w, k, n, &b_row, &b_col);
+    char *b = fill(w, dtype, b_count, false);
+    float *wide = ml_arena_alloc(w->arena, (size_t)b_count * sizeof *wide);
+    few.c = fill(w, ML_F32, m * few.c_row, !few.accumulate);
+    for (int64_t i = 0; i < m * k; i++) a[i] /= 7;
+    for (int64_t i = 0; i < b_count && ml_dtypes[dtype].bytes > 1; i++)
+        ops_store(dtype, b, i, ops_fetch(dtype, b, i) / 11);
+    ml_convert(dtype, b, ML_F32, wide, b_count);
+    few.a = a, few.b = b, few.b_row = b_row, few.b_col = b_col;
+    cpu_kernel_call call = {ML_F32, m, n, k, a, wide, .accumulate = few.accumulate};
+    call.a_row = few.a_row, call.a_col = few.a_col, call.b_row = b_row, call.b_col = b_col;
+    call.c_row = few.c_row;
+    call.c = ml_arena_copy(w->arena, few.c, (size_t)(m * few.c_row) * sizeof(float));
+    char *packing = ml_arena_alloc(w->arena, (size_t)cpu_kernel_packing(ML_F32, n, k) + 64);
+    call.packing = (char *)(((uintptr_t)packing + 63) & ~(uintptr_t)63);
+    cpu_kernel_product(&call);
+    int64_t cut = pick(w, 0, n), wrong = 0;
+    cpu_few_product(&few, cut, n);
+    cpu_few_product(&few, 0, cut);
+    for (int64_t i = 0; i < m; i++)
+        wrong += memcmp(few.c + i * few.c_row, (float *)call.c + i * few.c_row,
+                        (size_t)n * sizeof(float)) != 0;
+    EXPECT(wrong == 0, "%lld rows of %lld x %lld x %lld (%s) differ", (long long)wrong,
+           (long long)m, (long long)n, (long long)k, ml_dtypes[dtype].name);
+}
+
+TEST(device, gemm_few) {
+    world w = {.random = 14};
+    for (int i = 0; i < 60; i++) {
+        for (int dtype = 0; dtype < ML_DTYPE_COUNT; dtype++) {
+            if (!cpu_few_reads((ml_dtype)dtype)) continue;
+            w.arena = ml_arena_new();
+            check_few(&w, (ml_dtype)dtype);
+            ml_arena_free(w.arena);
+        }
     }
 }

@@ -5,6 +5,7 @@
  * another block, so that a cut by the number of threads would let that number change results. */
 #include <string.h>
 
+#include "runtime/device/cpu/cpu_few.h"
 #include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/cpu/cpu_kernel.h"
 #include "runtime/graph/convert.h"
@@ -20,8 +21,9 @@ typedef struct {
     ml_dtype compute; /* F32 or F64 */
     int64_t m, n, k, batches;
     bool convert_a, convert_b, convert_c;
-    int64_t a_at, b_at, c_at, bytes; /* places in one item's scratch */
-    bool by_batch;                   /* a unit of work is a batch item; else a block of C */
+    enum { MANY_ROWS, FEW_ROWS, FEW_COLS } few; /* a product of few rows: cpu_few.c */
+    int64_t a_at, b_at, c_at, bytes;            /* places in one item's scratch */
+    bool by_batch; /* a unit of work is a batch item; else a block of C */
     int64_t blocks_m, blocks_n;
     int64_t packing; /* bytes a thread, where there is no BLAS */
 } gemm_cut;
@@ -65,6 +67,26 @@ static void cut_blocks(gemm_cut *cut) {
     }
 }
 
+/* Up to how many rows reading the other operand once takes longer than its arithmetic. */
+static int64_t few_rows(ml_dtype wide) {
+    enum { FEW_OF_FLOATS = 8 };
+    if (!cpu_few_reads(wide)) return 0;
+    return ml_dtypes[wide].bytes < ml_dtypes[ML_F32].bytes ? CPU_FEW_ROWS : FEW_OF_FLOATS;
+}
+
+static void choose_few(const ml_gemm *g, gemm_cut *cut) {
+    if (cut->batches != 1 || cut->compute != ML_F32) return;
+    if (g->m <= few_rows(g->b_dtype) && g->m <= g->n && (g->b_row == 1 || g->b_col == 1)) {
+        cut->few = FEW_ROWS;
+        cut->convert_a = g->a_dtype != ML_F32, cut->convert_b = false;
+        cut->convert_c = g->c_dtype != ML_F32 || (g->c_col != 1 && g->n > 1);
+    } else if (g->n <= few_rows(g->a_dtype) && (g->a_row == 1 || g->a_col == 1)) {
+        cut->few = FEW_COLS; /* C^T = B^T A^T */
+        cut->convert_b = g->b_dtype != ML_F32, cut->convert_a = false;
+        cut->convert_c = g->c_dtype != ML_F32 || (g->c_row != 1 && g->m > 1);
+    }
+}
+
 static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     gemm_cut cut = {.m = g->m, .n = g->n, .k = g->k};
     cut.batches = g->batch[0] * g->batch[1] * g->batch[2];
@@ -73,14 +95,15 @@ static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     cut.convert_a = g->a_dtype != cut.compute || !blas_takes(g->m, g->k, g->a_row, g->a_col);
     cut.convert_b = g->b_dtype != cut.compute || !blas_takes(g->k, g->n, g->b_row, g->b_col);
     cut.convert_c = g->c_dtype != cut.compute || !blas_takes(g->m, g->n, g->c_row, g->c_col);
+    choose_few(g, &cut);
     int64_t size = ml_dtypes[cut.compute].bytes;
     cut.b_at = cut.convert_a ? aligned(g->m * g->k * size) : 0;
     cut.c_at = cut.b_at + (cut.convert_b ? aligned(g->k * g->n * size) : 0);
     cut.bytes = cut.c_at + (cut.convert_c ? aligned(g->m * g->n * size) : 0);
-    cut.by_batch = threads == 1 || cut.batches >= 2 * threads;
+    cut.by_batch = !cut.few && (threads == 1 || cut.batches >= 2 * threads);
     cut.blocks_m = cut.blocks_n = 1;
     cut_blocks(&cut);
-    if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
+    if (!cut.few && cpu_blas_find() == NULL) { /* either way round: product() may transpose */
         int64_t plain = cpu_kernel_packing(cut.compute, g->n, g->k);
         int64_t turned = cpu_kernel_packing(cut.compute, g->m, g->k);
         cut.packing = plain > turned ? plain : turned;
@@ -173,6 +196,13 @@ static matrix scratch_like(matrix m, char *data, ml_dtype dtype) {
     return (matrix){data, m.rows, m.cols, by_cols ? 1 : m.cols, by_cols ? m.rows : 1, dtype};
 }
 
+/* That of C, of which a product with few rows writes whole rows. */
+static matrix scratch_for_c(const gemm_cut *cut, matrix c, char *data) {
+    if (!cut->few) return scratch_like(c, data, cut->compute);
+    bool turned = cut->few == FEW_COLS;
+    return (matrix){data, c.rows, c.cols, turned ? 1 : c.cols, turned ? c.rows : 1, cut->compute};
+}
+
 /* ---- products ---- */
 static bool by_rows(const matrix *m) {
     return (m->col == 1 || m->cols == 1) && (m->rows == 1 || m->row >= m->cols);
@@ -256,6 +286,56 @@ static void compute_blocks(void *context, int64_t begin, int64_t end, int thread
     }
 }
 
+/* The few rows are those of A, or the columns of B. */
+static cpu_few_call few_call(const gemm_run *run) {
+    const bool turned = run->cut.few == FEW_COLS;
+    const matrix a = turned ? transposed(run->ready_b) : run->ready_a;
+    const matrix b = turned ? transposed(run->ready_a) : run->ready_b;
+    const matrix c = turned ? transposed(run->ready_c) : run->ready_c;
+    return (cpu_few_call){c.rows,
+                          c.cols,
+                          a.cols,
+                          (const float *)a.data,
+                          a.row,
+                          a.col,
+                          b.data,
+                          b.dtype,
+                          b.row,
+                          b.col,
+                          (float *)c.data,
+                          c.row,
+                          run->gemm->accumulate};
+}
+
+enum { FEW_UNIT = 32 }; /* columns: two cache lines */
+
+static void compute_few(void *context, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const gemm_run *run = context;
+    const cpu_few_call call = few_call(run);
+    const int64_t first = begin * FEW_UNIT;
+    const int64_t last = end * FEW_UNIT < call.n ? end * FEW_UNIT : call.n;
+    cpu_few_product(&call, first, last);
+    if (run->bias == NULL) return;
+    const bool turned = run->cut.few == FEW_COLS;
+    matrix c = turned ? part(run->ready_c, first, last - first, 0, run->cut.n)
+                      : part(run->ready_c, 0, run->cut.m, first, last - first);
+    add_bias(run, c, turned ? 0 : first);
+}
+
+/* Parts of columns that are wide enough to be read in long pieces; one for what is done sooner than
+ * a thread wakes up. */
+static ml_status run_few(gemm_run *run, ml_pool *pool) {
+    enum { LEAST_BYTES = 1 << 15, LEAST_UNITS = 8 };
+    const cpu_few_call call = few_call(run);
+    const int64_t units = (call.n + FEW_UNIT - 1) / FEW_UNIT, threads = ml_pool_threads(pool);
+    int64_t parts = units / LEAST_UNITS;
+    if (parts > 4 * threads) parts = 4 * threads;
+    if (parts < threads) parts = threads;
+    if (call.n * call.k * ml_dtypes[call.b_dtype].bytes < LEAST_BYTES) parts = 1;
+    return ml_pool_run(pool, units, parts, compute_few, run);
+}
+
 /* One item of the batch; `pool` is NULL inside of a job, which is thread `thread` then. */
 static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_pool *pool,
                               int thread) {
@@ -295,12 +375,14 @@ static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_poo
         status = convert(run, pool, whole_b, run->ready_b);
     }
     if (cut->convert_c && status == ML_OK) {
-        run->ready_c = scratch_like(whole_c, scratch + cut->c_at, cut->compute);
+        run->ready_c = scratch_for_c(cut, whole_c, scratch + cut->c_at);
         if (g->accumulate) status = convert(run, pool, whole_c, run->ready_c);
     }
     int64_t blocks = cut->blocks_m * cut->blocks_n;
     if (status != ML_OK) return status;
-    if (pool == NULL || blocks == 1)
+    if (cut->few)
+        status = run_few(run, pool);
+    else if (pool == NULL || blocks == 1)
         compute_blocks(run, 0, blocks, thread);
     else
         status = ml_pool_run(pool, blocks, blocks, compute_blocks, run);

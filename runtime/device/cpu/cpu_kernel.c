@@ -1,13 +1,13 @@
 /* C = A B: tiles of C are accumulated in registers (after Goto and van de Geijn). B is packed in
- * blocks of BLOCK_K x BLOCK_N, which the second-level cache holds. A is read where it is, in
- * either order: a panel of it (a tile's rows x BLOCK_K) stays in the first-level cache by itself
- * while the tiles of a block use it. A tile is `rows` x `cols` elements of C, `cols` being two
- * vectors. */
+ * blocks of CPU_KERNEL_DEPTH x BLOCK_N, which the second-level cache holds. A is read where it is,
+ * in either order: a panel of it (a tile's rows x CPU_KERNEL_DEPTH) stays in the first-level cache
+ * by itself while the tiles of a block use it. A tile is `rows` x `cols` elements of C, `cols`
+ * being two vectors. */
 #include "runtime/device/cpu/cpu_kernel.h"
 
 #include <string.h>
 
-enum { BLOCK_K = 384, BLOCK_N = 256, LARGEST_TILE = 12 * 32, ROWS_AT_ONCE = 8 };
+enum { BLOCK_N = 256, LARGEST_TILE = 12 * 32, ROWS_AT_ONCE = 8 };
 
 /* c[i][ldc] = (or +=, where `add`) the sum over p of a(i, p) * b[p][cols]. a(i, p) is
  * a[i * stride + p] for `by_rows` and a[i + p * stride] for `by_cols`. */
@@ -98,6 +98,10 @@ static int64_t even_part(int64_t count, int64_t most, int64_t unit) {
     return (part + unit - 1) / unit * unit;
 }
 
+int64_t cpu_kernel_depth(int64_t k) {
+    return even_part(k, CPU_KERNEL_DEPTH, 1);
+}
+
 static int64_t packed_bytes(int64_t lines, int64_t count, ml_dtype dtype) {
     return (lines * count * ml_dtypes[dtype].bytes + 63) / 64 * 64;
 }
@@ -108,7 +112,7 @@ static int64_t packed_bytes(int64_t lines, int64_t count, ml_dtype dtype) {
 int64_t cpu_kernel_packing(ml_dtype dtype, int64_t n, int64_t k) {
     tile_kernel tile = tile_for(dtype);
     int64_t cols = even_part(n < BLOCK_N ? n : BLOCK_N, BLOCK_N, tile.cols);
-    int64_t depth = k < BLOCK_K ? k : BLOCK_K;
+    int64_t depth = k < CPU_KERNEL_DEPTH ? k : CPU_KERNEL_DEPTH;
     return packed_bytes(tile.rows, depth, dtype) + packed_bytes(cols, depth, dtype);
 }
 

@@ -18,5 +18,9 @@ typedef struct {
 } cpu_kernel_call;
 void cpu_kernel_product(const cpu_kernel_call *call);
 int64_t cpu_kernel_packing(ml_dtype dtype, int64_t n, int64_t k);
+/* Sums over k are made of parts of so many terms, each summed from 0 on, which are added in order.
+ */
+enum { CPU_KERNEL_DEPTH = 384 }; /* the most */
+int64_t cpu_kernel_depth(int64_t k);
 
 #endif

@@ -100,7 +100,7 @@ static void NAME(product)(const cpu_kernel_call *call) {
         memset((TYPE *)call->c + i * call->c_row, 0, (size_t)n * sizeof(TYPE));
     }
     tile_kernel tile = tile_for(call->dtype);
-    int64_t wide = even_part(n, BLOCK_N, tile.cols), deep = even_part(k, BLOCK_K, 1);
+    int64_t wide = even_part(n, BLOCK_N, tile.cols), deep = cpu_kernel_depth(k);
     TYPE *last = call->packing;
     TYPE *packed = (TYPE *)((char *)call->packing + packed_bytes(tile.rows, deep, call->dtype));
     for (int64_t j = 0; j < n; j += wide) {
