@@ -54,6 +54,7 @@ static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
     if (n == inc->in->tokens)
         return at == AT_LAST ? increment_last(inc, inc->in->fed) : inc->in->fed;
     if (increment_mixes(inc, n)) return mixed(inc, n, at);
+    if (increment_is_rows(inc, n)) return increment_rows(inc, n, at);
     if (node.op == ML_OP_SLICE && along) return increment_operand(inc, n, 0, at);
     if (node.op == ML_OP_PAD && along) return increment_pad(inc, n, at);
     if (node.op == ML_OP_CONCAT && along) return increment_concat(inc, n, at);

@@ -4,6 +4,16 @@
 
 #include "runtime/increment/increment.h"
 
+/* rows.c: what the elements of a node are: of positions, or dispatched. */
+typedef enum {
+    ROWS_OF_POSITIONS,
+    ROWS_SORTED,  /* of rows, in the order of the sort `since` */
+    ROWS_ORDER,   /* the same: where they come from, divided by `divisor` */
+    ROWS_COUNTED, /* how many rows have each of the axis `groups` as their key: the sum `since` */
+    ROWS_ENDS,    /* running sums of that */
+    ROWS_STARTS   /* ... without the group's own */
+} rows_kind;
+
 /* How a node of the whole program depends on positions. */
 typedef struct {
     bool fed;      /* it depends on the tokens */
@@ -12,6 +22,11 @@ typedef struct {
     ml_axis over;  /* the axis of positions of its operands that it contracts; 0: none */
     ml_axis batch; /* of size 1, which increments leave out; 0: none */
     int64_t lead;  /* position p makes known the element p + lead of the axis */
+    int64_t inner; /* elements of the axis for each position, which increments keep; 0: one */
+    rows_kind kind;
+    ml_ref since, keys; /* where dispatched: of what; the keys that are counted */
+    ml_axis groups;
+    int64_t divisor;
 } place;
 
 /* Which positions a value is computed for: all new ones of a row, or the last alone. */
@@ -93,9 +108,22 @@ bool increment_mixes(const increment *inc, ml_ref n); /* reads other positions o
 /* Of operand i of n: the lead at which n reads it. */
 int64_t increment_source_lead(const increment *inc, ml_ref n, int i);
 
+/* rows.c: several elements a position, and their dispatch by keys. */
+/* Gives n's place where it is of those. */
+bool increment_find_rows(increment *inc, ml_ref n, place *p);
+/* n has one element a position, and is not dispatched. */
+void increment_require_positions(increment *inc, ml_ref n);
+int64_t increment_each(const place *p); /* elements of its axis for each position */
+
+/* dispatch.c: their values. */
+bool increment_is_rows(const increment *inc, ml_ref n); /* increment_rows computes it */
+ml_ref increment_rows(increment *inc, ml_ref n, at_positions at);
+
 /* tables.c: what depends on no token, at the positions `at` of an axis, shifted by `lead`. */
 ml_ref increment_table(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, int64_t lead,
                        at_positions at);
+/* The same along the axis of p, which has several elements a position: {row, new, axis, ...}. */
+ml_ref increment_inner_table(increment *inc, ml_ref n, const place *p, at_positions at);
 /* The first `count` elements along the axis of a node that depends on tokens and whose lead is no
  * less than that: {past, ...}. Of another node, along `axis`. */
 ml_ref increment_prefix(increment *inc, ml_ref n, int64_t count);

@@ -37,17 +37,37 @@ ml_ref increment_conv(increment *inc, ml_ref n) {
     return ml_conv(g, rows, ml_graph_source(g, n, 1), windows, count, &type);
 }
 
+/* Sums along the new positions, and the elements of each. */
+static ml_ref sums(increment *inc, ml_ref n, ml_ref value) {
+    ml_graph *g = inc->g;
+    const place *p = &inc->places[n];
+    const int64_t args[2] = {inc->fresh, 0}, size = inc->size[AT_NEW];
+    lifting by = increment_by(inc, n, AT_NEW);
+    ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
+    if (size * (increment_each(p)) == 1) return value;
+    if (p->inner)
+        value = ml_merge(g, ml_broadcast(g, value, &type), inc->fresh, p->axis, inc->fresh);
+    value = ml_graph_add(g, ML_OP_CUMSUM, &value, 1, args, 2, NULL);
+    return p->inner ? ml_split(g, value, inc->fresh, inc->fresh, size, p->axis, p->inner) : value;
+}
+
+/* value {row, new, ...} of the last new position, and of its last element. */
+static ml_ref last_sum(increment *inc, ml_ref n, ml_ref value) {
+    const place *p = &inc->places[n];
+    ml_ref last = increment_squeeze(inc->g, increment_last(inc, value), inc->fresh);
+    if (!p->inner) return last;
+    return ml_gather(inc->g, last, ml_const_int(inc->g, ML_I32, p->inner - 1), p->axis);
+}
+
 ml_ref increment_cumsum(increment *inc, ml_ref n) {
     ml_graph *g = inc->g;
-    ml_ref value = increment_operand(inc, n, 0, AT_NEW);
+    ml_ref value = sums(inc, n, increment_operand(inc, n, 0, AT_NEW));
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
+    rest = increment_without(&rest, inc->places[n].axis, 0);
     uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);
     ml_ref none = ml_const(g, (ml_dtype)rest.dtype, 0);
     ml_ref before = increment_slot_read(inc, state, none);
-    if (inc->size[AT_NEW] > 1)
-        value = ml_graph_add(g, ML_OP_CUMSUM, &value, 1, (int64_t[]){inc->fresh, 0}, 2, NULL);
     value = ml_map2(g, ML_OP_ADD, value, before);
-    ml_ref last = increment_squeeze(g, increment_last(inc, value), inc->fresh);
-    increment_slot_write(inc, state, last);
+    increment_slot_write(inc, state, last_sum(inc, n, value));
     return value;
 }

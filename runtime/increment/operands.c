@@ -13,6 +13,8 @@ static ml_ref table_operand(increment *inc, ml_ref n, int i, at_positions at) {
         return increment_squeeze(inc->g, s, p->batch);
     if (ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION && (i == 1 || i == 2))
         axis = (ml_axis)ml_graph_args(inc->g, n)[1];
+    if (p->inner && ml_type_find(ml_graph_type(inc->g, s), axis) >= 0)
+        return increment_inner_table(inc, s, p, at);
     return increment_table(inc, s, axis, p->batch, lead, at);
 }
 

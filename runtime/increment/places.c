@@ -396,9 +396,12 @@ static void find_place(increment *inc, ml_ref n) {
                          "the model reads the input \"%s\" beside its tokens",
                          ml_graph_input(inc->g, (uint32_t)ml_graph_args(inc->g, n)[0])->name);
     if (!depends(inc, n)) return;
+    place rows;
+    bool of_rows = increment_find_rows(inc, n, &rows);
     if (node->op == ML_OP_OUT) check_output(inc, n);
     bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE;
-    inc->places[n] = moves                                ? move_place(inc, n)
+    inc->places[n] = of_rows                              ? rows
+                     : moves                              ? move_place(inc, n)
                      : ml_op_is_function((ml_op)node->op) ? combine(inc, n)
                                                           : rest_place(inc, n);
     const ml_type *t = ml_graph_type(inc->g, n);
@@ -433,6 +436,7 @@ void increment_find_places(increment *inc) {
     if (!p->fed) ml_raise(ML_INVALID, "the logits do not depend on the tokens");
     if (p->other) refuse_pair(inc, inc->in->logits, p);
     if (p->lead < 0) refuse_ahead(inc, inc->in->logits);
+    increment_require_positions(inc, inc->in->logits);
 }
 
 int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {

@@ -5,6 +5,7 @@ lifting increment_by(const increment *inc, ml_ref n, at_positions at) {
     lifting by = {inc->places[n].axis, inc->places[n].batch, increment_plain(ML_I32)};
     increment_push(&by.by, inc->row, inc->rows);
     increment_push(&by.by, inc->fresh, inc->size[at]);
+    if (inc->places[n].inner) increment_push(&by.by, inc->places[n].axis, inc->places[n].inner);
     return by;
 }
 

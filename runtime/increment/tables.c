@@ -68,6 +68,24 @@ ml_ref increment_table(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, in
     return key.value;
 }
 
+ml_ref increment_inner_table(increment *inc, ml_ref n, const place *p, at_positions at) {
+    ml_graph *g = inc->g;
+    if (ml_graph_node(g, n)->op == ML_OP_BROADCAST) {
+        ml_ref inner = ml_graph_source(g, n, 0);
+        lifting by = {p->axis, p->batch, increment_plain(ML_I32)};
+        increment_push(&by.by, inc->row, inc->rows);
+        increment_push(&by.by, inc->fresh, inc->size[at]);
+        increment_push(&by.by, p->axis, p->inner);
+        ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
+        inner = increment_squeeze(g, inner, p->batch);
+        if (ml_type_find(ml_graph_type(g, inner), p->axis) < 0)
+            return ml_broadcast(g, inner, &type);
+    }
+    int64_t positions = ml_type_size(ml_graph_type(g, n), p->axis) / p->inner;
+    n = ml_split(g, n, p->axis, inc->past, positions, p->axis, p->inner);
+    return increment_table(inc, n, inc->past, p->batch, p->lead, at);
+}
+
 /* ---- First elements -------------------------------------------------------------------------- */
 
 /* Elements first .. last - 1 along the axis, as `past`, of what depends on no token. */
