@@ -95,9 +95,9 @@ static ml_ref pool_of(attention *a, int i) {
     increment *inc = a->inc;
     ml_ref s = ml_graph_source(inc->g, a->n, i);
     ml_ref value = increment_operand(inc, a->n, i, AT_NEW);
-    lifting by = {a->args.kv_seq, inc->places[a->n].batch, increment_plain(ML_I32)};
-    increment_push(&by.by, inc->row, inc->rows);
-    increment_push(&by.by, inc->fresh, inc->size[AT_NEW]);
+    place p = inc->places[a->n];
+    p.axis = a->args.kv_seq;
+    lifting by = increment_by(inc, &p, AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(inc->g, s), &by);
     return increment_pool(inc, s, 0, ml_broadcast(inc->g, value, &type));
 }
@@ -141,7 +141,7 @@ ml_ref increment_attention(increment *inc, ml_ref n, at_positions at) {
     *a = (attention){.inc = inc, .n = n, .at = at, .count = CACHED_CAPTURED};
     if (!inc->in->table) ml_raise(ML_INVALID, "what is kept by position needs the table of blocks");
     read_args(a);
-    lifting by = increment_by(inc, n, at);
+    lifting by = increment_by(inc, &inc->places[n], at);
     ml_type queries =
         increment_lifted_type(ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0)), &by);
     a->sources[CACHED_Q] = ml_broadcast(inc->g, increment_operand(inc, n, 0, at), &queries);

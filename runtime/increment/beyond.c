@@ -330,7 +330,8 @@ static known find(proof *p, ml_ref n, region r) {
             e->region.ahead == r.ahead && e->region.diagonal == r.diagonal)
             return e->known;
     }
-    bool by_query = !at->fed || (at->axis == r.query && !at->other);
+    bool of_chunk = at->chunk && !at->outer;
+    bool by_query = !at->fed || of_chunk || (at->axis == r.query && !at->other);
     bool by_key = !by_query && !at->other && ml_type_find(ml_graph_type(inc->g, n), r.query) < 0;
     known k = by_key ? free_ : by_op(p, n, &r);
     if (k.kind == FREE && by_query) k = known_;

@@ -15,6 +15,10 @@ static void need_operands(increment *inc, ml_ref n) {
         increment_need_contraction(inc, n);
         return;
     }
+    if (increment_exclusive(inc, n)) {
+        inc->needs[ml_graph_source(inc->g, n, 0)] |= inc->needs[n];
+        return;
+    }
     bool attends = ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION;
     if (increment_mixes(inc, n) && !attends) inc->needs[n] |= 1 << AT_NEW;
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
@@ -41,6 +45,7 @@ static ml_ref mixed(increment *inc, ml_ref n, at_positions at) {
     if (inc->places[n].over) return increment_contraction(inc, n, at);
     if (op == ML_OP_ATTENTION) return increment_attention(inc, n, at);
     if (at == AT_LAST) return increment_last(inc, inc->values[AT_NEW][n]);
+    if (op == ML_OP_CUMSUM && inc->places[n].chunk) return increment_chunk_cumsum(inc, n, at);
     if (op == ML_OP_CONV) return increment_conv(inc, n);
     if (op == ML_OP_CUMSUM) return increment_cumsum(inc, n);
     if (op == ML_OP_LINEAR_SCAN) return increment_linear_scan(inc, n);
@@ -50,9 +55,11 @@ static ml_ref mixed(increment *inc, ml_ref n, at_positions at) {
 static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
     ml_graph *g = inc->g;
     const ml_node node = *ml_graph_node(g, n);
-    bool along = increment_names(g, n, inc->places[n].axis);
+    bool along =
+        increment_names(g, n, inc->places[n].axis) || increment_names(g, n, inc->places[n].outer);
     if (n == inc->in->tokens)
         return at == AT_LAST ? increment_last(inc, inc->in->fed) : inc->in->fed;
+    if (increment_exclusive(inc, n)) return inc->values[at][ml_graph_source(g, n, 0)];
     if (increment_mixes(inc, n)) return mixed(inc, n, at);
     if (increment_is_rows(inc, n)) return increment_rows(inc, n, at);
     if (node.op == ML_OP_SLICE && along) return increment_operand(inc, n, 0, at);
@@ -60,7 +67,7 @@ static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
     if (node.op == ML_OP_CONCAT && along) return increment_concat(inc, n, at);
     ml_ref *sources = ML_NEW_ARRAY(inc->arena, ml_ref, node.source_count);
     for (int i = 0; i < node.source_count; i++) sources[i] = increment_operand(inc, n, i, at);
-    lifting by = increment_by(inc, n, at);
+    lifting by = increment_by(inc, &inc->places[n], at);
     return increment_move(inc, n, sources, &by);
 }
 
@@ -124,7 +131,7 @@ static ml_ref finish(increment *inc) {
     ml_ref value = inc->values[last][logits];
     if (inc->places[logits].lead) value = increment_delayed(inc, logits, inc->places[logits].lead);
     if (inc->in->last && !last) value = increment_last(inc, value);
-    lifting by = increment_by(inc, logits, inc->in->last ? AT_LAST : AT_NEW);
+    lifting by = increment_by(inc, &inc->places[logits], inc->in->last ? AT_LAST : AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(g, logits), &by);
     value = ml_permute(g, value, &type);
     return inc->in->last ? ml_merge(g, value, inc->row, inc->fresh, inc->row) : value;

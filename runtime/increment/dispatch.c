@@ -14,7 +14,7 @@ static bool has_op(const increment *inc, ml_ref n, ml_op op) {
 
 /* Dispatched: the new rows, of all sequences, as one axis. */
 static lifting dispatch_by(const increment *inc, const place *p, at_positions at) {
-    lifting by = {p->axis, p->batch, increment_plain(ML_I32)};
+    lifting by = {p->axis, p->batch, p->outer, increment_plain(ML_I32)};
     increment_push(&by.by, p->axis, inc->rows * inc->size[at] * increment_each(p));
     return by;
 }
@@ -30,7 +30,7 @@ static ml_ref valid_at(increment *inc, at_positions at) {
 static ml_ref joined(increment *inc, ml_ref s, ml_ref value, at_positions at) {
     ml_graph *g = inc->g;
     const place *p = &inc->places[s];
-    lifting by = increment_by(inc, s, at);
+    lifting by = increment_by(inc, &inc->places[s], at);
     ml_type type = increment_lifted_type(ml_graph_type(g, s), &by);
     value = ml_broadcast(g, value, &type);
     value = ml_merge(g, value, inc->row, inc->fresh, inc->row);
@@ -42,7 +42,7 @@ static ml_ref joined(increment *inc, ml_ref s, ml_ref value, at_positions at) {
 static ml_ref parted(increment *inc, ml_ref n, ml_ref value, at_positions at) {
     ml_graph *g = inc->g;
     const place *p = &inc->places[n];
-    lifting by = increment_by(inc, n, at);
+    lifting by = increment_by(inc, &inc->places[n], at);
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
     int64_t size = inc->size[at];
     value = ml_split(g, value, p->axis, inc->row, inc->rows, inc->past, size * increment_each(p));
@@ -99,7 +99,7 @@ static ml_ref regrouped_value(increment *inc, ml_ref n, at_positions at) {
         return ml_split(g, value, from->axis, to->axis, to->inner, (ml_axis)args[3], args[4]);
     }
     ml_axis other = (ml_axis)args[args[0] == from->axis];
-    lifting by = increment_by(inc, s, at);
+    lifting by = increment_by(inc, &inc->places[s], at);
     ml_type type = increment_lifted_type(ml_graph_type(g, s), &by);
     if (!from->inner) return ml_rename(g, value, other, to->axis);
     if (ml_type_find(&type, other) < 0) return ml_rename(g, value, from->axis, to->axis);

@@ -21,7 +21,10 @@ typedef struct {
     ml_axis other; /* of a pair of positions the second axis of them; 0: of one position */
     ml_axis over;  /* the axis of positions of its operands that it contracts; 0: none */
     ml_axis batch; /* of size 1, which increments leave out; 0: none */
-    int64_t lead;  /* position p makes known the element p + lead of the axis */
+    int64_t chunk; /* positions in chunks of so many; 0: not. With `outer`, its axis of chunks,
+                      `axis` is that within a chunk; without, `axis` is that of chunks */
+    ml_axis outer;
+    int64_t lead;  /* position p makes known the element p + lead, of chunks (p + lead) / chunk */
     int64_t inner; /* elements of the axis for each position, which increments keep; 0: one */
     rows_kind kind;
     ml_ref since, keys; /* where dispatched: of what; the keys that are counted */
@@ -32,16 +35,15 @@ typedef struct {
 /* Which positions a value is computed for: all new ones of a row, or the last alone. */
 typedef enum { AT_NEW, AT_LAST } at_positions;
 
-/* Axes `axis` and `batch` of a node of the whole program have the axes of `by` instead. */
+/* Axes `axis`, `outer` and `batch` of a node of the whole program have the axes of `by` instead. */
 typedef struct {
-    ml_axis axis, batch;
+    ml_axis axis, batch, outer;
     ml_type by;
 } lifting;
 
 typedef struct {
     ml_ref node;
-    ml_axis axis, batch;
-    int64_t lead;
+    place place;
     at_positions at;
     ml_ref value;
 } table_entry;
@@ -87,6 +89,9 @@ void increment_push(ml_type *t, ml_axis axis, int64_t size);
 /* t without the axes a and b, which it may lack. */
 ml_type increment_without(const ml_type *t, ml_axis a, ml_axis b);
 ml_type increment_lifted_type(const ml_type *t, const lifting *by);
+/* The place's axes in the operand of a RENAME, where others have its names; p itself for other ops.
+ */
+place increment_inner_place(const increment *inc, ml_ref n, const place *p);
 /* Whether an argument of n is this axis. */
 bool increment_names(const ml_graph *g, ml_ref n, ml_axis axis);
 /* Whether n computes a part along an axis from the same part of its operands. */
@@ -119,24 +124,26 @@ int64_t increment_each(const place *p); /* elements of its axis for each positio
 bool increment_is_rows(const increment *inc, ml_ref n); /* increment_rows computes it */
 ml_ref increment_rows(increment *inc, ml_ref n, at_positions at);
 
-/* tables.c: what depends on no token, at the positions `at` of an axis, shifted by `lead`. */
-ml_ref increment_table(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, int64_t lead,
-                       at_positions at);
+/* tables.c: what depends on no token, at the positions `at` of a place's axes. */
+ml_ref increment_table(increment *inc, ml_ref n, const place *p, at_positions at);
 /* The same along the axis of p, which has several elements a position: {row, new, axis, ...}. */
 ml_ref increment_inner_table(increment *inc, ml_ref n, const place *p, at_positions at);
 /* The first `count` elements along the axis of a node that depends on tokens and whose lead is no
  * less than that: {past, ...}. Of another node, along `axis`. */
 ml_ref increment_prefix(increment *inc, ml_ref n, int64_t count);
-ml_ref increment_part(increment *inc, ml_ref n, ml_axis axis, ml_axis batch, int64_t first,
-                      int64_t last);
+ml_ref increment_part(increment *inc, ml_ref n, const place *p, int64_t first, int64_t last);
 
 /* moves.c */
 /* n by its lifted operands, where it computes each position from the same ones of its operands:
  * also where it renames, splits or merges the axes of positions and of the batch. */
 ml_ref increment_move(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
 /* positions.c */
-lifting increment_by(const increment *inc, ml_ref n, at_positions at);
+lifting increment_by(const increment *inc, const place *p, at_positions at);
 ml_ref increment_index(increment *inc, int64_t lead, at_positions at); /* position + lead */
+/* The same as an index along the place's axis, or its outer one. */
+ml_ref increment_place_index(increment *inc, const place *p, bool outer, at_positions at);
+/* How many positions an element of this axis has: that of n's place; 0 for others. */
+int64_t increment_unit(const place *p, ml_axis axis);
 /* Of the new positions of each row the last. */
 ml_ref increment_last(increment *inc, ml_ref value);
 
@@ -150,6 +157,16 @@ bool increment_masked(increment *inc, ml_ref n, ml_axis query, ml_axis key, int6
 bool increment_find_contraction(increment *inc, ml_ref n, const place *operands, place *out);
 void increment_need_contraction(increment *inc, ml_ref n);
 ml_ref increment_contraction(increment *inc, ml_ref n, at_positions at);
+
+/* chunks.c: positions that a script cuts into chunks. */
+/* Sums over a whole chunk, running sums within or over chunks: gives n's place where it is one. */
+bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, place *out);
+/* x:cumsum(chunks) - x: of the chunks before. */
+bool increment_exclusive(const increment *inc, ml_ref n);
+/* Elements of s along the chunk that `query` is in at each position, {row, new, key, ...}; those
+ * behind the position are 0. */
+ml_ref increment_window(increment *inc, ml_ref s, const place *query, ml_axis key, at_positions at);
+ml_ref increment_chunk_cumsum(increment *inc, ml_ref n, at_positions at);
 
 /* operands.c */
 /* Node s, which depends on tokens, at a lead that is not above its own. */
@@ -187,6 +204,8 @@ ml_ref increment_bounded(increment *inc, ml_ref value, int64_t lead, int64_t fir
 /* mix.c, attend.c, scan.c: ops that read earlier positions; {row, new, ...} */
 ml_ref increment_attention(increment *inc, ml_ref n, at_positions at);
 ml_ref increment_cumsum(increment *inc, ml_ref n);
+/* The sum of value, {row, new, ...}, and of those at earlier positions; n's state. */
+ml_ref increment_running_sum(increment *inc, ml_ref n, ml_ref value);
 ml_ref increment_conv(increment *inc, ml_ref n);
 ml_ref increment_linear_scan(increment *inc, ml_ref n);
 ml_ref increment_recurrence(increment *inc, ml_ref n);

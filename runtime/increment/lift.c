@@ -7,7 +7,7 @@ static int keep_args(const ml_graph *g, ml_ref n, const lifting *by, int step, i
     const int64_t *args = ml_graph_args(g, n);
     int count = 0;
     for (int i = 0; i < ml_graph_node(g, n)->arg_count; i += step) {
-        if (args[i] == by->batch || args[i] == by->axis) continue;
+        if (args[i] == by->batch || args[i] == by->axis || args[i] == by->outer) continue;
         for (int k = 0; k < step; k++) out[count++] = args[i + k];
     }
     return count;
@@ -18,6 +18,7 @@ static ml_ref lift_rename(increment *inc, ml_ref n, ml_ref source, const lifting
     lifting from = *by;
     from.axis = increment_before(inc->g, n, by->axis);
     from.batch = increment_before(inc->g, n, by->batch);
+    from.outer = increment_before(inc->g, n, by->outer);
     int count = keep_args(inc->g, n, &from, 2, args);
     if (!count) return source;
     return ml_graph_add(inc->g, ML_OP_RENAME, &source, 1, args, count, NULL);

@@ -32,7 +32,7 @@ ml_ref increment_conv(increment *inc, ml_ref n) {
         windows[i].axis = inc->fresh;
         windows[i].before = least;
     }
-    lifting by = increment_by(inc, n, AT_NEW);
+    lifting by = increment_by(inc, &inc->places[n], AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
     return ml_conv(g, rows, ml_graph_source(g, n, 1), windows, count, &type);
 }
@@ -42,7 +42,7 @@ static ml_ref sums(increment *inc, ml_ref n, ml_ref value) {
     ml_graph *g = inc->g;
     const place *p = &inc->places[n];
     const int64_t args[2] = {inc->fresh, 0}, size = inc->size[AT_NEW];
-    lifting by = increment_by(inc, n, AT_NEW);
+    lifting by = increment_by(inc, &inc->places[n], AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
     if (size * (increment_each(p)) == 1) return value;
     if (p->inner)
@@ -60,8 +60,12 @@ static ml_ref last_sum(increment *inc, ml_ref n, ml_ref value) {
 }
 
 ml_ref increment_cumsum(increment *inc, ml_ref n) {
+    return increment_running_sum(inc, n, increment_operand(inc, n, 0, AT_NEW));
+}
+
+ml_ref increment_running_sum(increment *inc, ml_ref n, ml_ref value) {
     ml_graph *g = inc->g;
-    ml_ref value = sums(inc, n, increment_operand(inc, n, 0, AT_NEW));
+    value = sums(inc, n, value);
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
     rest = increment_without(&rest, inc->places[n].axis, 0);
     uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);

@@ -9,8 +9,8 @@ static ml_ref split_or_merge(increment *inc, ml_ref n, ml_ref value, const lifti
     const int64_t *args = ml_graph_args(g, n);
     const place *from = &inc->places[ml_graph_source(g, n, 0)];
     ml_type type = increment_lifted_type(ml_graph_type(g, n), by);
-    bool first = args[0] == from->axis || (from->batch && args[0] == from->batch);
-    bool second = args[1] == from->axis || (from->batch && args[1] == from->batch);
+    bool first = increment_unit(from, (ml_axis)args[0]) || args[0] == from->batch;
+    bool second = increment_unit(from, (ml_axis)args[1]) || args[1] == from->batch;
     if (node.op == ML_OP_SPLIT)
         return first ? ml_broadcast(g, value, &type)
                      : ml_graph_add(g, ML_OP_SPLIT, &value, 1, args, node.arg_count, NULL);

@@ -50,6 +50,24 @@ static void require_known(increment *inc, ml_ref n, int i) {
     if (inc->places[s].fed && inc->places[s].lead < 0) refuse_ahead(inc, s);
 }
 
+static _Noreturn void refuse_cut(increment *inc, ml_ref n, const place *p) {
+    increment_refuse(inc, n, "m.scan and m.attention work on the axis of positions itself",
+                     "%s of the chunks of positions \"%s\" has no increment yet", op_name(inc, n),
+                     axis_name(inc, p->outer ? p->outer : p->axis));
+}
+
+/* p also depends on what s does where positions are in chunks; false where the axes differ. */
+static bool add_chunks(place *p, const place *s) {
+    if (p->chunk != s->chunk) return false;
+    if (p->outer == s->outer) return p->outer || p->axis == s->axis;
+    if (p->outer) return p->outer == s->axis;
+    if (s->outer != p->axis) return false;
+    p->axis = s->axis;
+    p->other = s->other;
+    p->outer = s->outer;
+    return true;
+}
+
 /* p also depends on positions along this axis. */
 static void add_axis(increment *inc, ml_ref n, place *p, ml_axis axis) {
     if (!axis || axis == p->axis || axis == p->other) return;
@@ -73,6 +91,13 @@ static place combine(increment *inc, ml_ref n) {
         if (!p.fed || s->lead < p.lead) p.lead = s->lead;
         p.fed = true;
         if (!p.batch) p.batch = s->batch;
+        if (!p.axis) {
+            p.chunk = s->chunk;
+            p.outer = s->outer;
+            p.axis = s->axis;
+        }
+        if ((p.chunk || s->chunk) && !add_chunks(&p, s)) refuse_cut(inc, n, p.chunk ? &p : s);
+        if (p.outer && !s->outer) continue; /* of the whole chunk */
         add_axis(inc, n, &p, s->axis);
         add_axis(inc, n, &p, s->other);
     }
@@ -98,12 +123,12 @@ static place split_place(increment *inc, ml_ref n, place p) {
     if (args[0] == p.other) refuse_pair(inc, n, &p);
     if (args[0] != p.axis) return p;
     if (p.other) refuse_pair(inc, n, &p);
-    if (!outer && args[4] != 1)
-        increment_refuse(
-            inc, n, "m.scan and m.attention work on the axis of positions itself",
-            "split cuts the positions of \"%s\" into parts, which has no increment yet",
-            axis_name(inc, p.axis));
-    p.axis = (ml_axis)args[outer ? 3 : 1];
+    bool inner = args[4] == 1;
+    if (p.chunk && !outer && !inner) refuse_cut(inc, n, &p);
+    p.axis = (ml_axis)args[inner && !outer ? 1 : 3];
+    if (outer || inner) return p;
+    p.outer = (ml_axis)args[1];
+    p.chunk = args[4];
     return p;
 }
 
@@ -112,6 +137,9 @@ static place merge_place(increment *inc, ml_ref n, place p) {
     const ml_type *t = ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0));
     if (p.other && (increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other)))
         refuse_pair(inc, n, &p);
+    if (p.outer && args[0] == p.outer && args[1] == p.axis)
+        return (place){.fed = true, .axis = (ml_axis)args[2], .batch = p.batch, .lead = p.lead};
+    if (p.outer && (args[0] == p.outer || args[1] == p.outer)) refuse_cut(inc, n, &p);
     if (args[0] != p.axis && args[1] != p.axis) {
         if (args[0] == p.batch || args[1] == p.batch) p.batch = 0;
         return p;
@@ -134,16 +162,19 @@ static place concat_place(increment *inc, ml_ref n) {
     int64_t offset = 0;
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
     place all = combine(inc, n);
-    if (axis != all.axis || all.other) return all;
+    int64_t unit = increment_unit(&all, axis);
+    if (!unit || all.other) return all;
+    if (all.outer && axis == all.axis) refuse_cut(inc, n, &all);
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
         ml_ref s = ml_graph_source(inc->g, n, i);
         place part = inc->places[s];
         part.lead += offset;
         if (part.fed && (!p.fed || part.lead < p.lead)) p.lead = part.lead;
         p.fed |= part.fed;
-        offset += ml_type_size(ml_graph_type(inc->g, s), axis);
+        offset += unit * ml_type_size(ml_graph_type(inc->g, s), axis);
     }
-    return (place){.fed = true, .axis = axis, .batch = all.batch, .lead = p.lead};
+    all.lead = p.lead;
+    return all;
 }
 
 static place gather_place(increment *inc, ml_ref n) {
@@ -151,7 +182,7 @@ static place gather_place(increment *inc, ml_ref n) {
     place p = combine(inc, n);
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
     const place *t = &inc->places[table];
-    if (t->fed && (axis == t->axis || axis == t->other))
+    if (t->fed && (axis == t->axis || axis == t->other || axis == t->outer))
         increment_refuse(inc, n, ALTERNATIVES,
                          "gather reads any position of \"%s\", later ones too",
                          axis_name(inc, axis));
@@ -162,6 +193,7 @@ static place gather_place(increment *inc, ml_ref n) {
 }
 
 static place move_place(increment *inc, ml_ref n) {
+    const ml_node *node = ml_graph_node(inc->g, n);
     const int64_t *args = ml_graph_args(inc->g, n);
     place p = combine(inc, n);
     switch ((ml_move_op)ml_graph_node(inc->g, n)->op) {
@@ -173,15 +205,19 @@ static place move_place(increment *inc, ml_ref n) {
         const place *s = &inc->places[ml_graph_source(inc->g, n, 0)];
         p.axis = increment_renamed(inc->g, n, s->axis);
         p.other = s->other ? increment_renamed(inc->g, n, s->other) : 0;
+        p.outer = s->outer ? increment_renamed(inc->g, n, s->outer) : 0;
         p.batch = s->batch ? increment_renamed(inc->g, n, s->batch) : 0;
         return p;
     }
     case ML_MOVE_SLICE:
-        if (args[0] == p.axis && !p.other) p.lead -= args[1];
-        return p;
     case ML_MOVE_PAD:
-        if (args[0] == p.axis && !p.other) p.lead += args[1];
-        if (args[0] == p.batch) increment_refuse(inc, n, NULL, "pad adds sequences to the batch");
+        if (args[0] == p.batch && node->op == ML_OP_PAD)
+            increment_refuse(inc, n, NULL, "pad adds sequences to the batch");
+        if (p.outer && args[0] == p.axis) refuse_cut(inc, n, &p);
+        if (p.other && args[0] == p.outer) refuse_pair(inc, n, &p);
+        if (!p.other)
+            p.lead +=
+                increment_unit(&p, (ml_axis)args[0]) * (node->op == ML_OP_PAD ? args[1] : -args[1]);
         return p;
     case ML_MOVE_SPLIT:
     case ML_MOVE_MERGE:
@@ -361,10 +397,16 @@ static place rest_place(increment *inc, ml_ref n) {
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
     if (op == ML_OP_ATTENTION) return attention_place(inc, n);
     place p = combine(inc, n), contracted;
-    bool along = increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other);
+    bool along = increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other) ||
+                 increment_names(inc->g, n, p.outer);
+    if (along && p.chunk && increment_find_chunks(inc, n, &p, &contracted)) {
+        place by_mask;
+        return increment_find_contraction(inc, n, &p, &by_mask) ? by_mask : contracted;
+    }
     if (along && p.lead < 0) refuse_ahead(inc, n);
     if (along && increment_find_contraction(inc, n, &p, &contracted)) return contracted;
     if (along && p.other) refuse_contraction(inc, n, &p);
+    if (along && p.chunk) refuse_cut(inc, n, &p);
     if (along) {
         if (op == ML_OP_CONV) return conv_place(inc, n, p);
         if (op == ML_OP_LINEAR_SCAN) return linear_scan_place(inc, n, p);
@@ -404,6 +446,10 @@ static void find_place(increment *inc, ml_ref n) {
                      : moves                              ? move_place(inc, n)
                      : ml_op_is_function((ml_op)node->op) ? combine(inc, n)
                                                           : rest_place(inc, n);
+    if (increment_exclusive(inc, n)) {
+        inc->places[n] = inc->places[ml_graph_source(inc->g, n, 0)];
+        inc->places[n].lead += inc->places[n].chunk;
+    }
     const ml_type *t = ml_graph_type(inc->g, n);
     ml_axis own = ml_type_find(t, inc->row) >= 0     ? inc->row
                   : ml_type_find(t, inc->fresh) >= 0 ? inc->fresh
@@ -442,10 +488,12 @@ void increment_find_places(increment *inc) {
 int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {
     const ml_node *node = ml_graph_node(inc->g, n);
     const place *p = &inc->places[n], *s = &inc->places[ml_graph_source(inc->g, n, i)];
-    if (node->op == ML_OP_CONCAT && ml_graph_args(inc->g, n)[0] == p->axis) {
+    ml_axis axis = node->op == ML_OP_CONCAT ? (ml_axis)ml_graph_args(inc->g, n)[0] : 0;
+    if (increment_unit(p, axis)) {
         int64_t offset = 0;
         for (int k = 0; k < i; k++)
-            offset += ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, k)), p->axis);
+            offset += increment_unit(p, axis) *
+                      ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, k)), axis);
         return p->lead - offset;
     }
     if (node->source_count == 1 && !increment_mixes(inc, n)) return s->lead;

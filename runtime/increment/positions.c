@@ -1,11 +1,11 @@
 /* The new positions of rows, and the last of them. */
 #include "runtime/increment/internal.h"
 
-lifting increment_by(const increment *inc, ml_ref n, at_positions at) {
-    lifting by = {inc->places[n].axis, inc->places[n].batch, increment_plain(ML_I32)};
+lifting increment_by(const increment *inc, const place *p, at_positions at) {
+    lifting by = {p->axis, p->batch, p->outer, increment_plain(ML_I32)};
     increment_push(&by.by, inc->row, inc->rows);
     increment_push(&by.by, inc->fresh, inc->size[at]);
-    if (inc->places[n].inner) increment_push(&by.by, inc->places[n].axis, inc->places[n].inner);
+    if (p->inner) increment_push(&by.by, p->axis, p->inner);
     return by;
 }
 
@@ -25,4 +25,16 @@ ml_ref increment_last(increment *inc, ml_ref value) {
     increment_push(&type, inc->row, inc->rows);
     increment_push(&type, inc->fresh, 1);
     return ml_gather(inc->g, value, ml_broadcast(inc->g, last_index(inc), &type), inc->fresh);
+}
+
+int64_t increment_unit(const place *p, ml_axis axis) {
+    if (!axis || (axis != p->axis && axis != p->outer)) return 0;
+    return p->chunk && axis == (p->outer ? p->outer : p->axis) ? p->chunk : 1;
+}
+
+ml_ref increment_place_index(increment *inc, const place *p, bool outer, at_positions at) {
+    ml_ref index = increment_index(inc, p->lead, at);
+    if (!p->chunk) return index;
+    ml_op op = outer || !p->outer ? ML_OP_IDIV : ML_OP_MOD;
+    return ml_map2(inc->g, op, index, ml_const_int(inc->g, ML_I32, p->chunk));
 }

@@ -24,7 +24,7 @@ static place taken(const place *s) {
 
 /* Elements of positions, all known. */
 static bool of_positions(const place *p) {
-    return p->fed && p->kind == ROWS_OF_POSITIONS && !p->other && !p->lead;
+    return p->fed && p->kind == ROWS_OF_POSITIONS && !p->other && !p->chunk && !p->lead;
 }
 
 static int64_t size_along(const increment *inc, ml_ref n, ml_axis axis) {
@@ -125,7 +125,8 @@ static ml_ref counted_keys(const increment *inc, ml_ref n, ml_axis *groups) {
 static bool merge_within(increment *inc, ml_ref n, place *p) {
     const int64_t *args = ml_graph_args(inc->g, n);
     const place *s = source_place(inc, n, 0);
-    if (s->kind != ROWS_OF_POSITIONS || s->other || (args[0] != s->axis && args[1] != s->axis))
+    if (s->kind != ROWS_OF_POSITIONS || s->other || s->chunk ||
+        (args[0] != s->axis && args[1] != s->axis))
         return false;
     int64_t other = size_along(inc, ml_graph_source(inc->g, n, 0), args[args[0] == s->axis]);
     bool within = args[0] == s->axis && other > 1;

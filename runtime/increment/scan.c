@@ -11,7 +11,7 @@ static ml_ref state_before(increment *inc, ml_ref n, int rows, ml_ref initial, u
     ml_ref value = increment_slot_read(inc, *state, first);
     ml_type type = increment_plain(ML_I32);
     increment_push(&type, inc->row, inc->rows);
-    lifting by = {0, 0, type};
+    lifting by = {.by = type};
     type = increment_lifted_type(ml_graph_type(inc->g, first), &by);
     return ml_permute(inc->g, value, &type);
 }
@@ -100,7 +100,7 @@ static ml_ref copy_step_node(stepper *s, ml_ref n) {
     increment *inc = s->inc;
     ml_graph *g = inc->g;
     const ml_node node = *ml_graph_node(g, n);
-    lifting by = {0, inc->places[s->n].batch, increment_plain(ML_I32)};
+    lifting by = {.batch = inc->places[s->n].batch, .by = increment_plain(ML_I32)};
     increment_push(&by.by, inc->row, inc->rows);
     if (node.op == ML_OP_PARAM) return leaf(s, (int)ml_graph_args(g, n)[0]);
     if (node.op == ML_OP_CONST || node.op == ML_OP_IOTA)
@@ -131,7 +131,7 @@ static void copy_step(stepper *s) {
         if (reached[n]) s->copies[n] = copy_step_node(s, n);
     for (int i = 0; i < roots; i++) {
         ml_ref root = ml_recurrence_root(g, s->n, i);
-        lifting by = {0, s->inc->places[s->n].batch, increment_plain(ML_I32)};
+        lifting by = {.batch = s->inc->places[s->n].batch, .by = increment_plain(ML_I32)};
         increment_push(&by.by, s->inc->row, s->inc->rows);
         ml_type type = increment_lifted_type(ml_graph_type(g, root), &by);
         s->roots[i] = ml_broadcast(g, s->copies[root], &type);

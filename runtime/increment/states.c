@@ -70,8 +70,15 @@ void increment_slot_write(increment *inc, uint32_t state, ml_ref value) {
 /* {past = rows, ...}: what stands before the first element that a position makes known. */
 static ml_ref initial_rows(increment *inc, ml_ref n, int64_t rows, ml_dtype dtype) {
     ml_graph *g = inc->g;
-    int64_t lead = inc->places[n].lead, known = lead < rows ? lead : rows;
+    const place *p = &inc->places[n];
+    int64_t lead = p->lead, known = lead < rows ? lead : rows;
     if (lead <= 0) return ml_const(g, dtype, 0);
+    if (p->chunk && !p->outer) { /* each element of chunks stands for all of its positions */
+        ml_ref at = ml_map2(g, ML_OP_ADD, ml_iota(g, inc->past, rows),
+                            ml_const_int(g, ML_I32, lead - rows));
+        at = ml_map2(g, ML_OP_IDIV, at, ml_const_int(g, ML_I32, p->chunk));
+        return ml_gather(g, increment_prefix(inc, n, (lead - 1) / p->chunk + 1), at, inc->past);
+    }
     ml_ref all = increment_prefix(inc, n, lead);
     return ml_pad(g, ml_slice(g, all, inc->past, lead - known, lead), inc->past, rows - known, 0);
 }

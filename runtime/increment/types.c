@@ -21,6 +21,7 @@ ml_type increment_without(const ml_type *t, ml_axis a, ml_axis b) {
 
 ml_type increment_lifted_type(const ml_type *t, const lifting *by) {
     ml_type out = by->by, rest = increment_without(t, by->axis, by->batch);
+    rest = increment_without(&rest, by->outer, 0);
     out.dtype = t->dtype;
     for (int i = 0; i < rest.rank; i++) increment_push(&out, rest.axis[i], rest.size[i]);
     return out;
@@ -70,4 +71,14 @@ ml_axis increment_before(const ml_graph *g, ml_ref n, ml_axis axis) {
 
 ml_axis increment_inner(const ml_graph *g, ml_ref n, ml_axis axis) {
     return ml_type_find(ml_graph_type(g, n), axis) < 0 ? 0 : increment_before(g, n, axis);
+}
+
+place increment_inner_place(const increment *inc, ml_ref n, const place *p) {
+    place out = *p;
+    if (ml_graph_node(inc->g, n)->op != ML_OP_RENAME) return out;
+    out.axis = increment_inner(inc->g, n, p->axis);
+    out.batch = increment_inner(inc->g, n, p->batch);
+    out.outer = increment_inner(inc->g, n, p->outer);
+    if (p->outer && !out.outer) out.outer = inc->past; /* which no operand has */
+    return out;
 }

@@ -9,7 +9,7 @@ local from, count = tonumber(os.getenv "DRAWN_SEED" or "") or 1, tonumber(os.get
 local show, increments = os.getenv "DRAWN_SHOW", core.increment and dofile(root .. "tests/lua/lib/increments.lua")
 
 -- Parts that have no increment yet: models with one of them are only asked of the oracle.
-local later = { "moe_capacity", "chunk", "merged", "block" }
+local later = { "moe_capacity" }
 local function is_later(model)
   for _, part in ipairs(later) do
     if model.text:find(part, 1, true) then return true end

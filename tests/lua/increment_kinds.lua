@@ -11,6 +11,7 @@ local kinds = {
   { "soft caps", { "attention", score = "cap" }, { "attention", score = "cap" } },
   { "value residuals", { "attention", score = "none", residual = true }, { "attention", score = "none", residual = true }, { "attention", score = "none", residual = true } },
   { "short convolutions", { "conv" }, { "conv" }, { "conv" } },
+  { "linear attention in chunks", { "chunks" }, { "chunks" } },
   { "a softmax by hand", { "by_hand", kind = 1 }, { "by_hand", kind = 2 } },
   { "a triangle of weights", { "triangle" }, { "triangle" } },
   { "latent attention", { "latent" }, { "latent" } },
