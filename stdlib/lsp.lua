@@ -1,14 +1,17 @@
 -- The language server, `mlua lsp`: JSON-RPC over standard input and output. It answers from the facts of the last trace
 -- (lsp_trace.lua), whose process alone runs scripts; a request that needs no facts is answered while a trace runs.
+local complete = require "mlua.lsp_complete"
 local core = require "mlua.core"
 local hover = require "mlua.lsp_hover"
+local lens = require "mlua.lsp_lens"
 local names = require "mlua.lsp_names"
+local places = require "mlua.lsp_places"
 local texts = require "mlua.lsp_text"
 local trace = require "mlua.lsp_trace"
 
 local FULL_AND_PARTS = 2 -- how edits are sent: ranges of the text, or all of it
 local ERROR, INFO = 1, 3 -- kinds of messages
-local PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INTERNAL_ERROR, NOT_INITIALIZED = -32700, -32600, -32601, -32603, -32002
+local PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, NOT_INITIALIZED = -32700, -32600, -32601, -32602, -32603, -32002
 
 local Server = {}
 Server.__index = Server
@@ -23,6 +26,9 @@ end
 function Server:notify(method, params) self:send { method = method, params = params } end
 
 function Server:reply(id, result) self:send { id = id, result = result == nil and core.null or result } end
+
+---End the request with an error of the protocol.
+function Server.refuse(code, message) error { code = code, message = message } end
 
 function Server:fail(id, code, message) self:send { id = id == nil and core.null or id, error = { code = code, message = message } } end
 
@@ -68,6 +74,7 @@ local function count_lines(text)
 end
 
 function Server:document_of(params)
+  if type(params.textDocument) ~= "table" or type(params.textDocument.uri) ~= "string" then self.refuse(INVALID_PARAMS, "textDocument.uri is missing") end
   local path = texts.path_of(params.textDocument.uri)
   return self.documents[path and texts.normal(path)]
 end
@@ -136,7 +143,9 @@ function handlers.initialize(server, params)
     serverInfo = { name = "mlua" },
     capabilities = {
       positionEncoding = server.encoding, textDocumentSync = { openClose = true, change = FULL_AND_PARTS, save = true },
-      hoverProvider = true, inlayHintProvider = true,
+      hoverProvider = true, inlayHintProvider = true, definitionProvider = true, referencesProvider = true,
+      renameProvider = { prepareProvider = true }, codeLensProvider = { resolveProvider = false },
+      completionProvider = { triggerCharacters = { ".", ":", "\"", "'", "{", "," }, resolveProvider = true },
     },
   }
 end
@@ -183,6 +192,7 @@ local function at_place(answer)
   return function(server, params)
     local document = server:document_of(params)
     if not document then return nil end
+    if type(params.position) ~= "table" then server.refuse(INVALID_PARAMS, "position is missing") end
     return answer(document, server.trace:facts_about(document.path), document.text:offset(params.position), params, server)
   end
 end
@@ -193,6 +203,18 @@ handlers["textDocument/inlayHint"] = function(server, params)
   local document = server:document_of(params)
   if not document or server.options.inlayHints == false then return core.list {} end
   return hover.hints(document, server.trace:facts_about(document.path), params.range)
+end
+
+handlers["textDocument/completion"] = at_place(complete.at)
+handlers["completionItem/resolve"] = function(_, item) return complete.resolve(item) end
+handlers["textDocument/definition"] = at_place(places.definition)
+handlers["textDocument/references"] = at_place(places.references)
+handlers["textDocument/prepareRename"] = at_place(places.prepare)
+handlers["textDocument/rename"] = at_place(places.rename)
+
+handlers["textDocument/codeLens"] = function(server, params)
+  local document = server:document_of(params)
+  return document and lens.of(document, server.trace:facts_about(document.path)) or core.list {}
 end
 
 -- After a trace: what a status item shows.
@@ -226,7 +248,9 @@ function Server:receive(text)
   end
   if self.down and id ~= nil then return self:fail(id, INVALID_REQUEST, "the server was shut down") end
   local ok, result = pcall(handler, self, given(message.params) or {}, id)
-  if not ok then
+  if not ok and type(result) == "table" and rawget(result, "code") then
+    self:fail(id, result.code, result.message)
+  elseif not ok then
     self:notify("window/logMessage", { type = ERROR, message = ("%s: %s"):format(method, tostring(result)) })
     if id ~= nil then self:fail(id, INTERNAL_ERROR, tostring(result)) end
   elseif id ~= nil and self.waiting ~= id then

@@ -144,7 +144,7 @@ local function arguments(value, method)
     local outer = class
     while kind() ~= ")" and kind() ~= "EOF" do
       local before = at
-      if kind() == "STRING" and (kind(1) == "," or kind(1) == ")") then
+      if kind() == "STRING" and not BINARY[kind(1)] then
         string_token()
       elseif kind() == "{" then
         table_constructor(made == "axes" and "axes" or made == "config" and "config" or made and "option:m." .. made or method and "argument:" .. method or nil)
@@ -161,6 +161,7 @@ local function arguments(value, method)
     accept ")"
   end
   call.last = tokens[at - 1].last
+  call.class = made == "module" and strings[1] or nil
   if made == "axes" or made == "config" then return { owner = made } end
   if made == "module" then return { owner = "class:" .. (strings[1] or "?"), makes = "class:" .. (strings[1] or "?") } end
   if value.makes and not method then return { owner = value.makes } end

@@ -3,7 +3,7 @@
 local core = require "mlua.core"
 local settings = {}
 
-local MESH, DEVICE, SETTING = "^[%a_][%w_]*=%d+$", "^%w[%w:_-]*$", "^[%a_][%w_.]*=%S+$"
+local MESH, SETTING = "^[%a_][%w_]*=%d+$", "^[%a_][%w_.]*=%S+$"
 
 local function is_mesh(text)
   for item in (text .. ","):gmatch "([^,]*)," do
@@ -69,7 +69,7 @@ function settings.of(options, root, source)
   if result.mesh and not is_mesh(result.mesh) then
     result.problem, result.mesh = ("the mesh %q is not like tp=2,dp=4"):format(result.mesh), nil
   end
-  if result.device and not result.device:find(DEVICE) then
+  if result.device and not core.lsp_device(result.device) then
     result.problem, result.device = ("there is no device %q"):format(result.device), nil
   end
   result.device = result.device or core.lsp_device() or "cpu"

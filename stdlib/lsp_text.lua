@@ -79,15 +79,23 @@ end
 ---The range of the bytes first to last; empty where last is first - 1.
 function Text:range(first, last) return { start = self:position(first), ["end"] = self:position(last + 1) } end
 
+-- The part in which two texts differ: its first byte, and its size in each.
+local function differing(before, after)
+  local first, most, last = 1, math.min(#before, #after), 0
+  while first <= most and before:byte(first) == after:byte(first) do first = first + 1 end
+  while last <= most - first and before:byte(#before - last) == after:byte(#after - last) do last = last + 1 end
+  return first, #before - last - first + 1, #after - last - first + 1
+end
+
 ---Apply a change of the protocol. Gives the first byte replaced, their number, and the number of bytes in their place.
 ---@return integer first
 ---@return integer removed
 ---@return integer added
 function Text:apply(change)
   if not change.range then
-    local size = #self.source
+    local first, removed, added = differing(self.source, change.text)
     self:set(change.text)
-    return 1, size, #change.text
+    return first, removed, added
   end
   local first, stop = self:offset(change.range.start), self:offset(change.range["end"])
   if stop < first then first, stop = stop, first end

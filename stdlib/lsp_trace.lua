@@ -187,8 +187,8 @@ function Trace:start(document)
 end
 
 local ENDS = {
-  [152] = "the script took more than 5 s of processor time and was stopped",
-  [137] = "the script took too long and was stopped",
+  [152] = "the script takes more than 5 s and was stopped", -- by SIGXCPU
+  [137] = "the script takes more than 5 s and was stopped", -- by work(), as it waits
 }
 
 -- Accept what the process wrote.

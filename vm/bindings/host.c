@@ -330,8 +330,31 @@ static int search_embedded(lua_State *L) {
     return 2;
 }
 
+/* Push the path of a module that is in an editor's buffer: such a file may not exist yet. */
+static bool push_buffer_path(lua_State *L, const char *module) {
+    if (!vm_of(L)->options->buffers) return false;
+    const char *name = luaL_gsub(L, module, ".", "/");
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "path");
+    for (const char *at = lua_tostring(L, -1); at && *at; at += *at == ';') {
+        size_t length = strcspn(at, ";");
+        lua_pushlstring(L, at, length);
+        const char *path = luaL_gsub(L, lua_tostring(L, -1), "?", name);
+        if (push_buffer(L, path)) return lua_pop(L, 1), true;
+        lua_pop(L, 2);
+        at += length;
+    }
+    return false;
+}
+
 static int search_file(lua_State *L) {
     lua_settop(L, 1);
+    if (push_buffer_path(L, luaL_checkstring(L, 1))) {
+        const char *found = lua_tostring(L, -1);
+        if (vm_load_file(L, found, 0) != LUA_OK) return lua_error(L);
+        lua_pushstring(L, found);
+        return 2;
+    }
     lua_getglobal(L, "package");
     lua_getfield(L, 2, "searchpath");
     lua_pushvalue(L, 1);

@@ -222,8 +222,13 @@ static int lsp_path(lua_State *L) {
     return 1;
 }
 
-/* The key of this machine's GPU ("h200"), or nil. */
+/* The key of this machine's GPU ("h200"), or nil; of a name, whether mlua check plans for it. */
 static int lsp_device(lua_State *L) {
+    const char *name = luaL_optstring(L, 1, NULL);
+    if (name) {
+        lua_pushboolean(L, strcmp(name, "cpu") == 0 || gpu_by_key(name) != NULL);
+        return 1;
+    }
     const ml_gpu *gpu = gpu_of_machine();
     if (!gpu) return 0;
     lua_pushstring(L, gpu->key);
@@ -246,7 +251,8 @@ void vm_lsp_register(lua_State *L) {
         {"lsp_stop", lsp_stop, "", "end the process"},
         {"lsp_stamp", lsp_stamp, "path: string -> string?", "changes when the file does"},
         {"lsp_path", lsp_path, "path: string -> string?", "the whole path of what exists"},
-        {"lsp_device", lsp_device, "-> string?", "what mlua check calls this machine's GPU"},
+        {"lsp_device", lsp_device, "name?: string -> string|boolean?",
+         "what mlua check calls this machine's GPU; of a name, whether it plans for it"},
         {"lsp_clock", lsp_clock, "-> number", "seconds of a clock that only runs forwards"},
         {0}};
     vm_register(L, functions);

@@ -44,6 +44,8 @@ function Session:change(name, text, range)
   })
 end
 
+Session.uri = uri_of
+
 function Session:close(name) self:notify("textDocument/didClose", { textDocument = { uri = uri_of(name) } }) end
 function Session:settle() self:request("mlua/settled", {}) end
 
@@ -106,31 +108,49 @@ function lsp.diagnostics(answers, name)
   return last
 end
 
----Run, and print every message of both sides; texts of documents are printed by the script itself.
+function lsp.text(value) return core.to_json(value) end
+
+---Print a value of the protocol.
+function lsp.show(mark, value) print(mark .. " " .. core.to_json(value):gsub(root:gsub("%p", "%%%0"), "ROOT")) end
+
+---Run, and print every message of both sides; of completions the first labels. Texts of documents are in the script.
 function Session:print()
-  local plain = root:gsub("%p", "%%%0")
   local function show(mark, message)
     message.jsonrpc = nil
-    print(mark .. " " .. core.to_json(message):gsub(plain, "ROOT"))
+    local items = type(message.result) == "table" and message.result.items
+    for i, item in ipairs(items or {}) do items[i] = item.label .. (item.detail and ": " .. item.detail or "") end
+    if items and #items > 12 then
+      message.result.items = table.move(items, 1, 12, 1, { [13] = ("%d more"):format(#items - 12) })
+    end
+    lsp.show(mark, message)
   end
   local answers = self:run()
-  local by_id, notes = {}, {}
-  for _, answer in ipairs(answers) do
-    if answer.id then
-      by_id[answer.id], notes = { notes, answer }, {}
-    else
-      notes[#notes + 1] = answer
+  local by_id = {}
+  for at, answer in ipairs(answers) do
+    if answer.id then by_id[answer.id] = { answer, at } end
+  end
+  -- Notices come when they can: of each kind and file the last is shown, where all traces are done.
+  local shown = 1
+  local function show_notices(upto)
+    local last = {}
+    for at = shown, upto do
+      local answer = answers[at]
+      if answer.method then last[answer.method .. tostring(answer.params.uri)] = at end
     end
+    for at = shown, upto do
+      local answer = answers[at]
+      if answer.method and last[answer.method .. tostring(answer.params.uri)] == at then show("<", answer) end
+    end
+    shown = upto + 1
   end
   for _, message in ipairs(self.messages) do
     if message.method == "textDocument/didOpen" then message.params.textDocument.text = "..." end
     local change = message.method == "textDocument/didChange" and message.params.contentChanges[1]
     if change and #change.text > 200 then change.text = "..." end
     show(">", message)
-    if by_id[message.id] then
-      for _, note in ipairs(by_id[message.id][1]) do show("<", note) end
-      show("<", by_id[message.id][2])
-    end
+    local answer = by_id[message.id]
+    if answer and message.method == "mlua/settled" then show_notices(answer[2]) end
+    if answer then show("<", answer[1]) end
   end
 end
 
