@@ -57,13 +57,33 @@ local function read_options(options)
   end
 end
 
+-- Which microbatch is being traced, where `whole` has the axis of the batch at its full size; else nil.
+local function cut_of(whole)
+  local micro = m.context.micro
+  return micro and micro.count > 1 and whole:has(micro.axis) and whole:size(micro.axis) == micro.size * micro.count and micro or nil
+end
+
+-- The tensor's batch as {microbatch, batch of a microbatch}.
+local function by_microbatch(tensor, micro)
+  local part = core.axis("part_of_batch", micro.count)
+  return tensor:split(micro.axis, part, core.axis(micro.axis, micro.size)), part
+end
+
 -- A state as long as the batch begins with what belongs to the microbatch that is being traced.
 local function in_microbatch(tensor)
-  local micro = m.context.micro
-  if not micro or not tensor:has(micro.axis) or tensor:size(micro.axis) ~= micro.size * micro.count or micro.count == 1 then return tensor end
-  local part = core.axis("part_of_batch", micro.count)
-  return tensor:split(micro.axis, part, core.axis(micro.axis, micro.size)):gather(micro.index:cast("i32"), "part_of_batch")
+  local micro = cut_of(tensor)
+  return micro and by_microbatch(tensor, micro):gather(micro.index:cast "i32", "part_of_batch") or tensor
 end
+
+-- The counterpart: what a microbatch assigns to a state as long as the batch are its own rows.
+core.assigning(function(state, value)
+  local whole = m.context.micro and state:read()
+  local micro = whole and cut_of(whole)
+  if not micro or not value:has(micro.axis) or value:size(micro.axis) ~= micro.size then return value end
+  local before, part = by_microbatch(whole, micro)
+  local mine = core.eq(core.iota(part), micro.index:cast "i32")
+  return core.where(mine, value:broadcast(m.axes_of(before)), before):merge("part_of_batch", micro.axis, micro.axis)
+end)
 
 -- What the step returned: the new states in the order of `states`, and its output.
 local function check_states(states, single, given)

@@ -6,6 +6,7 @@
 static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
 static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
+static const char *const assigning_key = "mlua.assigning"; /* registry: a function */
 
 static const ml_state *info_of(lua_State *L, uint32_t id) {
     return ml_graph_state(vm_of(L)->graph, id);
@@ -166,8 +167,28 @@ static int state_read(lua_State *L) {
     return vm_push_tensor(L, vm_state_node(L, self(L)));
 }
 
+/* A tensor at 2 becomes what the function of core.assigning makes of it. */
+static void convert_assigned(lua_State *L) {
+    if (!vm_is_tensor(L, 2) || lua_getfield(L, LUA_REGISTRYINDEX, assigning_key) != LUA_TFUNCTION) {
+        lua_settop(L, 2);
+        return;
+    }
+    lua_pushvalue(L, 1);
+    lua_pushvalue(L, 2);
+    lua_call(L, 2, 1);
+    lua_replace(L, 2);
+}
+
+static int core_assigning(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    lua_setfield(L, LUA_REGISTRYINDEX, assigning_key);
+    return 0;
+}
+
 static int state_assign(lua_State *L) {
     uint32_t id = self(L);
+    convert_assigned(L);
     ml_ref value = value_for(L, id, 2, "the new value");
     if (vm_of(L)->scanning)
         vm_fail(L, "carry it in the scan's state, and assign what it is after the last position",
@@ -406,6 +427,8 @@ static const vm_entry functions[] = {
      "microbatches, of which ranks may hold parts) or other"},
     {"take_updates", core_take_updates, "-> table",
      "the assignments to states since the last call: a list of {State, Tensor}"},
+    {"assigning", core_assigning, "convert: function",
+     "convert(state, value) gives what state:assign(value) assigns instead of a tensor"},
     {"tracing", core_tracing, "on?: boolean -> boolean",
      "set whether states may be assigned, as in a program or in a module that is called; gives "
      "what "
