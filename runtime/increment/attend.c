@@ -102,6 +102,15 @@ static ml_ref pool_of(attention *a, int i) {
     return increment_pool(inc, s, 0, ml_broadcast(inc->g, value, &type));
 }
 
+/* Keys are their features, which all heads share, and so are values. */
+static void read_latent(attention *a, const latent *l) {
+    increment *inc = a->inc;
+    a->sources[CACHED_Q] = increment_latent_query(inc, l, &a->args, a->sources[CACHED_Q]);
+    a->sources[CACHED_K] = a->sources[CACHED_V] = increment_latent_pool(inc, l, a->n);
+    a->cached.kv_heads = 0;
+    a->cached.head_dim = increment_latent_axis(inc);
+}
+
 /* {row}: the position of the first query, and how many keys are valid, among keys. */
 static void add_places(attention *a) {
     increment *inc = a->inc;
@@ -145,11 +154,20 @@ ml_ref increment_attention(increment *inc, ml_ref n, at_positions at) {
     ml_type queries =
         increment_lifted_type(ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0)), &by);
     a->sources[CACHED_Q] = ml_broadcast(inc->g, increment_operand(inc, n, 0, at), &queries);
-    a->sources[CACHED_K] = pool_of(a, 1);
-    a->sources[CACHED_V] = pool_of(a, 2);
+    const latent *l = increment_latent(inc, n);
+    if (l)
+        read_latent(a, l);
+    else {
+        a->sources[CACHED_K] = pool_of(a, 1);
+        a->sources[CACHED_V] = pool_of(a, 2);
+    }
     a->sources[CACHED_TABLE] = inc->in->table;
     add_places(a);
     add_captured(a);
     if (a->args.score) a->cached.score = copy_function(a);
-    return ml_cached_attention(inc->g, a->sources, a->count, &a->cached);
+    ml_ref value = ml_cached_attention(inc->g, a->sources, a->count, &a->cached);
+    if (!l) return value;
+    ml_type type = increment_lifted_type(ml_graph_type(inc->g, n), &by);
+    value = increment_latent_value(inc, l, &a->args, value, ml_type_size(&type, a->args.head_dim));
+    return ml_permute(inc->g, value, &type);
 }

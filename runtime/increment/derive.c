@@ -21,9 +21,11 @@ static void need_operands(increment *inc, ml_ref n) {
     }
     bool attends = ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION;
     if (increment_mixes(inc, n) && !attends) inc->needs[n] |= 1 << AT_NEW;
+    const latent *l = attends ? increment_latent(inc, n) : NULL;
+    if (l) increment_need_latent(inc, l);
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
         ml_ref s = ml_graph_source(inc->g, n, i);
-        if (!inc->places[s].fed) continue;
+        if (!inc->places[s].fed || (l && (i == 1 || i == 2))) continue;
         bool delayed = inc->places[s].lead != increment_source_lead(inc, n, i);
         bool all = delayed || reads_new(inc, n, i);
         inc->needs[s] |= all ? 1 << AT_NEW : inc->needs[n];

@@ -193,6 +193,20 @@ ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value);
  * them known. */
 ml_ref increment_keys(increment *inc, ml_ref s);
 
+/* latent.c: keys and values that are linear in less. */
+typedef struct latent latent;
+/* What attention n keeps instead of its keys and values; NULL where it keeps these. */
+const latent *increment_latent(increment *inc, ml_ref n);
+void increment_need_latent(increment *inc, const latent *l);
+ml_axis increment_latent_axis(increment *inc); /* of the features that are kept */
+ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n);
+/* q {row, new, heads, head_dim} over the features; values {row, new, heads, head_dim = size} from
+ * sums over them. */
+ml_ref increment_latent_query(increment *inc, const latent *l, const ml_attention_args *a,
+                              ml_ref q);
+ml_ref increment_latent_value(increment *inc, const latent *l, const ml_attention_args *a,
+                              ml_ref value, int64_t size);
+
 /* ends.c */
 /* PAD and CONCAT along the positions. */
 ml_ref increment_pad(increment *inc, ml_ref n, at_positions at);

@@ -14,7 +14,7 @@ local kinds = {
   { "linear attention in chunks", { "chunks" }, { "chunks" } },
   { "a softmax by hand", { "by_hand", kind = 1 }, { "by_hand", kind = 2 } },
   { "a triangle of weights", { "triangle" }, { "triangle" } },
-  { "latent attention", { "latent" }, { "latent" } },
+  { "latent attention", { "latent" }, { "latent" }, most = 2 * 4 * (6 + 4) }, -- the latents and rotary keys of two layers, not 32 floats a head
 }
 local only = os.getenv "KIND"
 for at, kind in ipairs(kinds) do
@@ -25,6 +25,9 @@ for at, kind in ipairs(kinds) do
       if os.getenv "DRAWN_SHOW" then print(kind[1], model.text, result.worst, result.positions) end
       check.equal(result.worst <= 1e-5, true, ("%s: off by %g at %s"):format(kind[1], result.worst, result.where))
       check.equal(result.argmax, 0, kind[1] .. ": positions with another argmax")
+      local bytes = 0
+      for _, kept in ipairs(result.kept:list()) do bytes = bytes + kept.bytes end
+      check.equal(bytes <= (kind.most or math.huge), true, ("%s: keeps %d bytes a position"):format(kind[1], bytes))
     end)
     if not ok then check.equal(tostring(message), "", kind[1]) end
   end
