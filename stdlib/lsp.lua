@@ -223,7 +223,8 @@ function Server:traced(document, facts)
   if not report then return end
   self:notify("mlua/status", {
     uri = document.uri, parameters = report.parameters, peakBytes = report.peak_bytes, flops = report.flops, device = report.device,
-    tokens = report.tokens, failed = facts.object.error ~= nil,
+    tokens = report.tokens, seconds = report.predicted and report.predicted.seconds,
+    tokensPerSecond = report.predicted and report.predicted.tokens_per_s, failed = facts.object.error ~= nil,
   })
 end
 

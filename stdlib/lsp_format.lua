@@ -12,26 +12,41 @@ end
 
 function format.bytes(value) return scaled(value, 1024, { " B", " KiB", " MiB", " GiB", " TiB" }, value < 10 and 2 or 1) end
 function format.count(value) return scaled(value, 1000, { "", " k", " M", " G", " T", " P" }, 1) end
+function format.seconds(value)
+  if value < 1e-3 then return ("%.1f us"):format(1e6 * value) end
+  return value < 1 and ("%.2f ms"):format(1e3 * value) or ("%.2f s"):format(value)
+end
 function format.flops(value) return format.count(value) .. (value < 1000 and " FLOP" or "FLOP") end
 
 local SHOWN = 4 -- steps of a line
 
--- The forward steps of a line, those with the most work first: "gemm, kernel `mul+add`".
+-- The forward steps of a line, those that take longest first: "gemm 0.31 ms, kernel `mul+add` 12.0 us".
 local function steps_text(steps)
-  local work, order = {}, {}
+  local found, order = {}, {}
   for _, step in ipairs(steps) do
     local text = step.kind == "kernel" and "kernel `" .. step.label .. "`" or step.kind == "collective" and step.label or step.kind
     if not step.backward then
-      if not work[text] then order[#order + 1] = text end
-      work[text] = (work[text] or 0) + step.flops
+      local sum = found[text]
+      if not sum then
+        sum = { text = text, count = 0, flops = 0, seconds = 0 }
+        found[text], order[#order + 1] = sum, sum
+      end
+      sum.count, sum.flops, sum.seconds = sum.count + step.count, sum.flops + step.flops, sum.seconds + (step.seconds or 0)
     end
   end
+  if #order == 0 then return nil end
   table.sort(order, function(a, b)
-    if work[a] ~= work[b] then return work[a] > work[b] end
-    return a < b
+    if a.seconds ~= b.seconds then return a.seconds > b.seconds end
+    if a.flops ~= b.flops then return a.flops > b.flops end
+    return a.text < b.text
   end)
-  local more = #order > SHOWN and (", %d more"):format(#order - SHOWN) or ""
-  return #order > 0 and table.concat(order, ", ", 1, math.min(#order, SHOWN)) .. more or nil
+  local parts = {}
+  for i = 1, math.min(#order, SHOWN) do
+    local sum = order[i]
+    parts[i] = sum.text .. (sum.count > 1 and (" x %d"):format(sum.count) or "") .. (sum.seconds > 0 and " " .. format.seconds(sum.seconds) or "")
+  end
+  if #order > SHOWN then parts[#parts + 1] = ("%d more"):format(#order - SHOWN) end
+  return table.concat(parts, ", ")
 end
 
 local FEW = 8 -- operations an element, which say nothing beside those of a product
@@ -63,7 +78,7 @@ function format.value(name, value, steps)
   if value.flops and value.flops > FEW * elements_of(value) then work[#work + 1] = ("%s by `%s`"):format(format.flops(value.flops), value.op) end
   lines[#lines + 1] = table.concat(work, ", ")
   local by = value.kind == "tensor" and steps_text(steps)
-  if by then lines[#lines + 1] = "steps of the line: " .. by end
+  if by then lines[#lines + 1] = "forward steps of the line: " .. by end
   if value.module and value.kind == "tensor" then lines[#lines + 1] = ("first made in `%s`"):format(value.module) end
   if value.others then lines[#lines + 1] = "elsewhere `" .. table.concat(value.others, "`, `") .. "`" end
   return lines

@@ -5,9 +5,10 @@ local lens = {}
 
 local function is_below(path, module) return module == "" or path == module or path:sub(1, #module + 1) == module .. "." end
 
--- Parameters and bytes below paths, and the share of all steps' work, in percent.
+-- Parameters and bytes below paths, and their share of the steps, in percent: of the predicted time, else of the work.
 local function sums(object, paths)
   local elements, bytes, work, all = 0, 0, 0, 0
+  local timed = object.steps[1] and object.steps[1].seconds ~= nil
   local function inside(path)
     for _, module in ipairs(paths) do
       if is_below(path, module) then return true end
@@ -17,10 +18,11 @@ local function sums(object, paths)
     if inside(parameter.name) then elements, bytes = elements + parameter.elements, bytes + parameter.bytes end
   end
   for _, step in ipairs(object.steps) do
-    all = all + step.flops
-    if inside(step.module) then work = work + step.flops end
+    local amount = timed and step.seconds or step.flops
+    all = all + amount
+    if inside(step.module) then work = work + amount end
   end
-  return elements, bytes, all > 0 and 100 * work / all or nil
+  return elements, bytes, all > 0 and ("%.1f%% of the step's %s"):format(100 * work / all, timed and "time" or "work") or nil
 end
 
 local function module_text(object, class)
@@ -32,13 +34,29 @@ local function module_text(object, class)
   local elements, bytes, share = sums(object, paths)
   local one = sums(object, { paths[1] })
   local count = #paths > 1 and ("%d x %s = "):format(#paths, format.count(one)) or ""
-  return ("%s%s parameters, %s%s"):format(count, format.count(elements), format.bytes(bytes), share and (", %.1f%% of the step's work"):format(share) or "")
+  return ("%s%s parameters, %s%s"):format(count, format.count(elements), format.bytes(bytes), share and ", " .. share or "")
+end
+
+-- What takes most of a predicted step.
+local function longest(predicted)
+  local most, name = -1, nil
+  for _, kind in ipairs { "products", "attention", "memory", "other", "exposed", "bubble" } do
+    if (predicted[kind] or 0) > most then most, name = predicted[kind], kind end
+  end
+  local words = { exposed = "waiting for collectives", bubble = "waiting for other stages", memory = "moving bytes", other = "small kernels" }
+  return ("%s (%.0f%%)"):format(words[name] or name, 100 * most)
 end
 
 local function training_text(report)
   if not report then return nil end
   local parts = { format.count(report.parameters) .. " parameters", format.bytes(report.peak_bytes) .. " at the peak" }
   if report.tokens and report.tokens > 0 then parts[#parts + 1] = ("%s a step of %.0f tokens"):format(format.flops(report.flops), report.tokens) end
+  local predicted = report.predicted
+  if predicted then
+    parts[#parts + 1] = ("%s a step predicted"):format(format.seconds(predicted.seconds))
+    if predicted.tokens_per_s > 0 then parts[#parts + 1] = ("%.0f tokens/s"):format(predicted.tokens_per_s) end
+    parts[#parts + 1] = "most of it " .. longest(predicted)
+  end
   if report.bubble then parts[#parts + 1] = ("bubble %.1f%%"):format(100 * report.bubble) end
   return table.concat(parts, ", ") .. " (" .. report.device .. (report.ranks and (", each of %d ranks)"):format(report.ranks) or ")")
 end

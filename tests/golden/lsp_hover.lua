@@ -1,7 +1,7 @@
 -- A session of the language server: diagnostics, types, layouts and steps of a small model on a mesh, then an edit that breaks it.
 local lsp = require "tests.lua.lib.lsp"
 local text = [[
---! mesh dp=2,tp=2 device h200
+--! mesh dp=2,tp=2 device rtx4090
 local m = require "mlua"
 local cfg = m.config { embed = 64, ffn = 256, batch = 8, seq = 16, vocab = 256, steps = 1 }
 local A = m.axes { embed = cfg.embed, ffn = cfg.ffn, batch = cfg.batch, seq = cfg.seq, vocab = cfg.vocab }

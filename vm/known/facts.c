@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/graph/analysis.h"
+#include "vm/check/predicted.h"
 #include "vm/check/traffic.h"
 #include "vm/known/known.h"
 
@@ -152,8 +153,17 @@ static void add_to(lua_State *L, const char *key, double amount) {
     vm_set_number(L, key, amount);
 }
 
+typedef struct {
+    bool known;
+    ml_rates rates;
+    const ml_layout *layout;
+} step_times;
+
 /* Steps of a line that do the same are one item: a stack's layers, or several programs. */
-static void add_step(lua_State *L, int by_key, int list, const ml_graph *g, const ml_step *step) {
+static void add_step(lua_State *L, int by_key, int list, const step_times *times,
+                     const ml_plan *part, uint32_t at) {
+    const ml_graph *g = part->schedule->graph;
+    const ml_step *step = &part->schedule->steps.at[at];
     const ml_origin *origin = ml_graph_origin(g, step->node);
     bool backward = ml_graph_node(g, step->node)->flags & ML_NODE_BACKWARD;
     const char *label = ml_step_label(step), *kind = ml_step_kind_name(step->kind);
@@ -180,6 +190,8 @@ static void add_step(lua_State *L, int by_key, int list, const ml_graph *g, cons
     }
     add_to(L, "count", 1);
     add_to(L, "flops", step->flops);
+    if (times->known)
+        add_to(L, "seconds", predict_step(&times->rates, part->schedule, times->layout, at, NULL));
     add_to(L, "moved", (double)step->bytes);
     if (step->collective) add_to(L, "sent", ml_step_sent(step->collective));
     lua_pop(L, 2);
@@ -190,14 +202,18 @@ static int core_known_steps(lua_State *L) {
     lua_newtable(L);
     lua_newtable(L);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    vm_predicted predicted = {0};
+    step_times times = {.layout = ml_session_layout(vm_of(L)->session)};
+    int64_t ranks = times.layout ? ml_layout_ranks(times.layout) : 1;
+    if (lua_rawlen(L, 3)) times.known = predicted_rates(L, ranks, &times.rates, &predicted);
     for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, 3); i++) {
         lua_rawgeti(L, 3, i);
         const vm_program *program = vm_to_program(L, -1);
         const ml_plan *plan = program ? vm_program_plan(program) : NULL;
         for (int p = 0; plan && p < plan->part_count; p++) {
-            const ml_schedule *s = plan->parts[p]->schedule;
-            for (uint32_t k = 0; k < s->steps.count; k++)
-                add_step(L, 2, 1, s->graph, &s->steps.at[k]);
+            const ml_plan *part = plan->parts[p];
+            for (uint32_t k = 0; k < part->schedule->steps.count; k++)
+                add_step(L, 2, 1, &times, part, k);
         }
         lua_pop(L, 1);
     }
@@ -302,7 +318,8 @@ void vm_known_register(lua_State *L) {
          "values of the script's expressions: kind, file, line, begin, finish (bytes), type, axes, "
          "bytes, placed, local_type, local_bytes, op, flops, others"},
         {"known_steps", core_known_steps, "-> table[]",
-         "steps of all programs by line, kind and module: count, flops, moved (bytes), sent"},
+         "steps of all programs by line, kind and module: count, flops, seconds (predicted, all of "
+         "them), moved (bytes), sent"},
         {"known_parameters", core_known_parameters, "-> table[]",
          "the named parameters: name, type, elements, bytes, file, line"},
         {"known_hints", core_known_hints, "-> table[]", "hints so far: file, line, text"},

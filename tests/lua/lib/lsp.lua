@@ -16,7 +16,7 @@ function lsp.session(options, capabilities)
   local session = setmetatable({ messages = {}, texts = {}, versions = {}, count = 0 }, Session)
   options = options or {}
   if options.trusted == nil then options.trusted = true end
-  if not options.device then options.device = "h200" end
+  options.device = options.device or "rtx4090" -- whose rates no table has: predicted times change as tables do
   session:request("initialize", { rootUri = "file://" .. root .. "/tests/lsp", capabilities = capabilities or {}, initializationOptions = options })
   session:notify("initialized", {})
   return session
