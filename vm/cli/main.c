@@ -37,6 +37,7 @@ static int exit_of_signal(const vm_options *options) {
 
 static int run_command(vm_options *options, int count, char **words);
 static int check_main(vm_options *options, int count, char **words);
+static int watch_main(vm_options *options, int count, char **words);
 static int repl_main(vm_options *options, int count, char **words);
 static int generate_main(vm_options *options, int count, char **words);
 static int serve_main(vm_options *options, int count, char **words);
@@ -54,6 +55,9 @@ static const command commands[] = {
      "run a script; key=value overrides what it declares with m.config", FOR_RUN, run_command},
     {"check", "SCRIPT [key=value ...]",
      "build, type-check and plan; report work and memory; run nothing", FOR_CHECK, check_main},
+    {"watch", "SCRIPT [key=value ...]",
+     "check at each save; show errors, and what differs from the report before", FOR_WATCH,
+     watch_main},
     {"repl", "[SCRIPT] [key=value ...]",
      "type expressions, see their types and values; knows what SCRIPT sets, and trains nothing",
      FOR_REPL, repl_main},
@@ -397,6 +401,30 @@ static int repl_main(vm_options *options, int count, char **words) {
     return result;
 }
 
+/* A command that is a function of stdlib/. */
+static int library_main(vm_options *options, const char *module, const char *argument) {
+    ml_vm *vm = NULL;
+    if (vm_new(options, &vm) != ML_OK) return vm_free(vm), print_last_error();
+    lua_getglobal(vm->L, "require");
+    lua_pushstring(vm->L, module);
+    bool failed = vm_call(vm->L, 1, 1) != LUA_OK;
+    if (!failed) lua_pushstring(vm->L, argument);
+    failed = failed || vm_call(vm->L, 1, 0) != LUA_OK;
+    if (failed) fflush(stdout), vm_print_error(vm->L);
+    vm_free(vm);
+    return failed ? EXIT_ERROR : EXIT_OK;
+}
+
+static int watch_main(vm_options *options, int count, char **words) {
+    options->mode = VM_CHECK;
+    int result = parse_script("watch", options, count, words, true);
+    if (result != EXIT_OK) return result;
+    if (!readable(options->script)) return missing_script(options->script);
+    options->paths = command_line + 2; /* mlua watch WORD... */
+    options->path_count = count;
+    return library_main(options, "mlua.watch", options->script);
+}
+
 /* The script of a model that is named by its weights alone. */
 static int find_script(vm_options *options) {
     if (!options->from) {
@@ -456,20 +484,6 @@ static int export_main(vm_options *options, int count, char **words) {
     }
     if (result == EXIT_OK) result = find_script(options);
     return result == EXIT_OK ? run_ranks(options) : result;
-}
-
-/* A command that is a function of stdlib/. */
-static int library_main(vm_options *options, const char *module, const char *argument) {
-    ml_vm *vm = NULL;
-    if (vm_new(options, &vm) != ML_OK) return vm_free(vm), print_last_error();
-    lua_getglobal(vm->L, "require");
-    lua_pushstring(vm->L, module);
-    bool failed = vm_call(vm->L, 1, 1) != LUA_OK;
-    if (!failed) lua_pushstring(vm->L, argument);
-    failed = failed || vm_call(vm->L, 1, 0) != LUA_OK;
-    if (failed) fflush(stdout), vm_print_error(vm->L);
-    vm_free(vm);
-    return failed ? EXIT_ERROR : EXIT_OK;
 }
 
 static int show_main(vm_options *options, int count, char **words) {

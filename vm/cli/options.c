@@ -136,17 +136,21 @@ typedef struct {
     const char *doc;
 } option;
 static const option option_table[] = {
-    {"--device", "NAME", OWN(parse_device), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+    {"--device", "NAME", OWN(parse_device),
+     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "cpu, cuda or null; default: the GPU where there is one. `check` and `repl` also take h200, "
      "..."},
-    {"--dtype", "NAME", OWN(parse_dtype), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+    {"--dtype", "NAME", OWN(parse_dtype),
+     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "in which forward functions compute: bf16, f16 (with a scaled loss), f32 or f64; default: "
      "bf16 on a GPU, f32 on a CPU"},
     {"--json", NULL, FLAG(json), FOR_RUN | FOR_CHECK | FOR_GENERATE | FOR_SHOW | FOR_TOKENIZE,
      "one JSON object a step, or the report as one, alone on standard output"},
-    {"--seed", "N", OWN(parse_seed), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+    {"--seed", "N", OWN(parse_seed),
+     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "of all randomness; a script's own seed setting wins (default 0)"},
-    {"--mesh", "a=2,b=4", OWN(parse_mesh), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+    {"--mesh", "a=2,b=4", OWN(parse_mesh),
+     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "sizes of the layout's mesh axes, 1 where not named"},
     {"-n", "RANKS", OWN(parse_ranks), FOR_RUN | FOR_DOCTOR | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "ranks to start on this host (default 1)"},
@@ -168,7 +172,7 @@ static const option option_table[] = {
      "with --facts: texts that an editor has not saved, JSON {path: text}; - is standard input"},
     {"--confined", "DIR[:DIR]", TEXT(confined), FOR_CHECK,
      "with --facts: read only below these folders; no writing, processes or network; 5 s, 2 GiB"},
-    {"--from", "DIR", TEXT(from), FOR_SCRIPTS | FOR_GENERATE | FOR_SERVE,
+    {"--from", "DIR", TEXT(from), FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE,
      "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file; "
      "PEFT's adapters by their folder, or BASE,FOLDER where it does not name a folder's weights"},
     {"--out", "DIR", TEXT(run_folder), FOR_RUN,

@@ -1,4 +1,4 @@
-/* What `mlua lsp` (stdlib/lsp.lua) cannot do in Lua: wait for
+/* What `mlua lsp` and `mlua watch` (stdlib/lsp.lua, stdlib/watch.lua) cannot do in Lua: wait for
  * messages and for a process that traces a script, whichever comes first. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -146,7 +147,7 @@ static int lsp_start(lua_State *L) {
         vm_fail(L, NULL, "cannot start a process: %s", strerror(errno));
     pid_t process = fork();
     if (process == 0) {
-        signal(SIGINT, SIG_IGN);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         dup2(file, STDIN_FILENO);
         dup2(ends[1], STDOUT_FILENO);
         if (!folder || chdir(folder) == 0) execv("/proc/self/exe", words);
