@@ -124,6 +124,9 @@ static bool read_affine(const ml_graph *g, ml_ref n, ml_axis query, ml_axis key,
         *out = (affine){args[0] == query, args[0] == key, 0};
         return args[0] == query || args[0] == key;
     }
+    double test;
+    if (node.op == ML_OP_WHERE && ml_graph_constant(g, ml_graph_source(g, n, 0), &test))
+        return read_affine(g, ml_graph_source(g, n, test != 0 ? 1 : 2), query, key, out);
     if (node.source_count == 2) return affine_of_two(g, n, query, key, out);
     if (node.source_count != 1) return false;
     ml_ref s = ml_graph_source(g, n, 0);

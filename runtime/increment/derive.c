@@ -141,8 +141,10 @@ static ml_ref finish(increment *inc) {
 
 void ml_increment_derive(ml_graph *g, const ml_increment *in, ml_kept_list *kept, ml_arena *arena,
                          ml_increment_result *out) {
-    increment inc = {.g = g, .arena = arena, .in = in, .kept = kept, .out = out};
+    ml_increment by_definition = *in;
+    increment inc = {.g = g, .arena = arena, .in = &by_definition, .kept = kept, .out = out};
     *out = (ml_increment_result){0};
+    by_definition.logits = increment_with_definitions(&inc, in->logits);
     allocate(&inc);
     prepare(&inc);
     increment_find_places(&inc);

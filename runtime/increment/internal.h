@@ -48,6 +48,11 @@ typedef struct {
     ml_ref value;
 } table_entry;
 
+/* Nodes first .. end - 1 are the definition of an attention. */
+typedef struct {
+    ml_ref attention, first, end;
+} definition;
+
 /* A node of queries and keys: what it is for the new queries and all keys. */
 typedef struct {
     ml_ref node;
@@ -75,6 +80,7 @@ typedef struct {
     ml_ref begins, active; /* bool {row}: start == 0; count > 0 */
     ML_VEC(table_entry) tables;
     ml_index table_index;
+    ML_VEC(definition) definitions;
     ML_VEC(wide_entry) wide;
     ml_index wide_index;
 } increment;
@@ -106,6 +112,11 @@ ml_axis increment_inner(const ml_graph *g, ml_ref n, ml_axis axis);
 
 /* lift.c: node n by its lifted operands. */
 ml_ref increment_lift(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
+
+/* definitions.c: the logits, with some attention by its definition. */
+ml_ref increment_with_definitions(increment *inc, ml_ref logits);
+/* The attention of whose definition n is; 0: of none. */
+ml_ref increment_defines(const increment *inc, ml_ref n);
 
 /* places.c: all that the logits depend on. Raises for what is not causal. */
 void increment_find_places(increment *inc);

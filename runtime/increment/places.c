@@ -243,25 +243,17 @@ bool increment_mixes(const increment *inc, ml_ref n) {
     return false;
 }
 
-/* The lead that keys and values have both. */
-static int64_t least_lead(const increment *inc, ml_ref n) {
-    const place *k = &inc->places[ml_graph_source(inc->g, n, 1)];
-    const place *v = &inc->places[ml_graph_source(inc->g, n, 2)];
-    if (!k->fed || !v->fed) return k->fed ? k->lead : v->lead;
-    return k->lead < v->lead ? k->lead : v->lead;
-}
-
-/* More keys than positions: those that no position gives come first, or it looks ahead. */
-static void require_key_count(increment *inc, ml_ref n, int64_t positions, int64_t keys) {
-    if (keys - positions > least_lead(inc, n))
+static _Noreturn void refuse_attention(increment *inc, ml_ref n) {
+    ml_attention_args a;
+    ml_attention_read(inc->g, n, &a);
+    int64_t positions = ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0)), a.seq);
+    int64_t keys = ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, 1)), a.kv_seq);
+    if (keys > positions)
         increment_refuse(inc, n, "put what all see before the keys, not after them",
                          "attention over %lld keys of %lld positions reads later ones",
                          (long long)keys, (long long)positions);
-    if (keys > positions)
-        increment_refuse(inc, n, "a sink may be a term of a softmax's divisor",
-                         "attention over %lld keys of %lld positions has no increment yet: it "
-                         "needs keys that no position gives",
-                         (long long)keys, (long long)positions);
+    increment_refuse(inc, n, "m.attention(q, k, v, { causal = true })",
+                     "attention without causal = true reads later positions");
 }
 
 static place attention_place(increment *inc, ml_ref n) {
@@ -281,17 +273,8 @@ static place attention_place(increment *inc, ml_ref n) {
         if (p->other) refuse_pair(inc, n, p);
         require_known(inc, n, i);
     }
-    int64_t seq = ml_type_size(ml_graph_type(inc->g, s[0]), a.seq);
-    int64_t keys = ml_type_size(ml_graph_type(inc->g, s[1]), a.kv_seq);
-    if (!a.causal)
-        increment_refuse(inc, n, "m.attention(q, k, v, { causal = true })",
-                         "attention without causal = true reads later positions");
-    require_key_count(inc, n, seq, keys);
+    if (!a.causal) refuse_attention(inc, n);
     ml_axis batch = q->fed ? q->batch : k->fed ? k->batch : v->batch;
-    ml_type rest = increment_without(ml_graph_type(inc->g, s[0]), a.seq, batch);
-    if (rest.rank != 2)
-        increment_refuse(inc, n, "merge the further axes into heads",
-                         "attention with axes beside heads and head_dim has no increment yet");
     return (place){.fed = true, .axis = a.seq, .batch = batch};
 }
 
@@ -373,6 +356,7 @@ static void check_output(increment *inc, ml_ref n) {
 }
 
 static _Noreturn void refuse_contraction(increment *inc, ml_ref n, const place *p) {
+    if (increment_defines(inc, n)) refuse_attention(inc, increment_defines(inc, n));
     ml_axis key = increment_names(inc->g, n, p->axis) ? p->axis : p->other;
     increment_refuse(
         inc, n,

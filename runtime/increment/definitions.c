@@ -1,0 +1,86 @@
+/* Attention that CACHED_ATTENTION does not serve, by its definition: with keys that no position
+ * gives, with axes beside heads and head_dim, with masks that a score function writes. Its sums
+ * over keys are contractions. */
+#include "runtime/increment/internal.h"
+
+static bool has_further_axes(const ml_type *q, const ml_attention_args *a) {
+    for (int i = 0; i < q->rank; i++) {
+        ml_axis axis = q->axis[i];
+        if (q->size[i] > 1 && axis != a->seq && axis != a->heads && axis != a->head_dim)
+            return true;
+    }
+    return false;
+}
+
+static bool is_replaced(const ml_graph *g, ml_ref n) {
+    ml_attention_args a;
+    if (ml_graph_node(g, n)->op != ML_OP_ATTENTION) return false;
+    ml_attention_read(g, n, &a);
+    const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
+    const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
+    if (has_further_axes(q, &a) || (!a.causal && a.score)) return true;
+    return ml_type_size(k, a.kv_seq) > ml_type_size(q, a.seq);
+}
+
+static void mark_live(const ml_graph *g, ml_ref root, bool *live) {
+    live[root] = true;
+    for (ml_ref n = root; n > 0; n--)
+        for (int i = 0; live[n] && i < ml_graph_node(g, n)->source_count; i++)
+            live[ml_graph_source(g, n, i)] = true;
+}
+
+typedef struct {
+    increment *inc;
+    ml_ref *copies;   /* by node */
+    ml_ref **outputs; /* by attention that is replaced */
+} copier;
+
+static void replace(copier *c, ml_ref n, const ml_ref *sources) {
+    ml_graph *g = c->inc->g;
+    ml_graph_set_origin(g, ml_graph_origin(g, n));
+    ml_ref copy = ml_graph_copy(g, g, n, sources);
+    ml_ref first = ml_graph_count(g);
+    c->outputs[n] = ML_NEW_ARRAY(c->inc->arena, ml_ref, ML_MAX_OUTPUTS);
+    ml_attention_decompose(g, copy, c->outputs[n]);
+    c->copies[n] = c->outputs[n][0];
+    *ML_PUSH(c->inc->arena, &c->inc->definitions) = (definition){copy, first, ml_graph_count(g)};
+}
+
+static void copy_node(copier *c, ml_ref n) {
+    ml_graph *g = c->inc->g;
+    const ml_node node = *ml_graph_node(g, n);
+    ml_ref *sources = ML_NEW_ARRAY(c->inc->arena, ml_ref, node.source_count + 1);
+    bool same = true;
+    for (int i = 0; i < node.source_count; i++) {
+        ml_ref s = ml_graph_source(g, n, i);
+        sources[i] = c->copies[s];
+        same &= sources[i] == s;
+    }
+    if (node.op == ML_OP_OUT && c->outputs[ml_graph_source(g, n, 0)])
+        c->copies[n] = c->outputs[ml_graph_source(g, n, 0)][ml_graph_args(g, n)[0]];
+    else if (is_replaced(g, n))
+        replace(c, n, sources);
+    else
+        c->copies[n] = same ? n : ml_graph_copy(g, g, n, sources);
+}
+
+ml_ref increment_with_definitions(increment *inc, ml_ref logits) {
+    bool *live = ML_NEW_ARRAY(inc->arena, bool, logits + 1), any = false;
+    mark_live(inc->g, logits, live);
+    for (ml_ref n = 1; n <= logits && !any; n++) any = live[n] && is_replaced(inc->g, n);
+    if (!any) return logits;
+    copier c = {.inc = inc};
+    c.copies = ML_NEW_ARRAY(inc->arena, ml_ref, logits + 1);
+    c.outputs = ML_NEW_ARRAY(inc->arena, ml_ref *, logits + 1);
+    for (ml_ref n = 1; n <= logits; n++)
+        if (live[n]) copy_node(&c, n);
+    return c.copies[logits];
+}
+
+ml_ref increment_defines(const increment *inc, ml_ref n) {
+    for (uint32_t i = 0; i < inc->definitions.count; i++) {
+        const definition *d = &inc->definitions.at[i];
+        if (n >= d->first && n < d->end) return d->attention;
+    }
+    return 0;
+}
