@@ -4,14 +4,6 @@
 
 enum { NO_GROUP = INT32_MAX };
 
-static const place *source_place(const increment *inc, ml_ref n, int i) {
-    return &inc->places[ml_graph_source(inc->g, n, i)];
-}
-
-static bool has_op(const increment *inc, ml_ref n, ml_op op) {
-    return (ml_op)ml_graph_node(inc->g, n)->op == op;
-}
-
 /* Dispatched: the new rows, of all sequences, as one axis. */
 static lifting dispatch_by(const increment *inc, const place *p, at_positions at) {
     lifting by = {p->axis, p->batch, p->outer, increment_plain(ML_I32)};
@@ -94,7 +86,7 @@ static ml_ref regrouped_value(increment *inc, ml_ref n, at_positions at) {
     const int64_t *args = ml_graph_args(g, n);
     ml_ref s = ml_graph_source(g, n, 0), value = inc->values[at][s];
     const place *from = &inc->places[s], *to = &inc->places[n];
-    if (has_op(inc, n, ML_OP_SPLIT)) {
+    if (increment_is(inc, n, ML_OP_SPLIT)) {
         if (!to->inner) return ml_rename(g, value, from->axis, (ml_axis)args[3]);
         return ml_split(g, value, from->axis, to->axis, to->inner, (ml_axis)args[3], args[4]);
     }
@@ -108,14 +100,58 @@ static ml_ref regrouped_value(increment *inc, ml_ref n, at_positions at) {
 }
 
 static bool regroups(const increment *inc, ml_ref n) {
-    if (!has_op(inc, n, ML_OP_SPLIT) && !has_op(inc, n, ML_OP_MERGE)) return false;
-    const place *s = source_place(inc, n, 0);
+    if (!increment_is(inc, n, ML_OP_SPLIT) && !increment_is(inc, n, ML_OP_MERGE)) return false;
+    const place *s = increment_source_place(inc, n, 0);
     return (s->inner || inc->places[n].inner) && increment_names(inc->g, n, s->axis);
+}
+
+/* Each group's rows times its matrix: n is the product over all places of groups. */
+static ml_ref product_value(increment *inc, ml_ref n, at_positions at) {
+    ml_graph *g = inc->g;
+    const place *p = &inc->places[n];
+    int rows = increment_source_place(inc, n, 0)->kind != ROWS_PLACED;
+    ml_ref counts = inc->values[at][p->counts], ends;
+    const int64_t along[2] = {p->groups, 0};
+    ends = ml_graph_add(g, ML_OP_CUMSUM, &counts, 1, along, 2, NULL);
+    ml_ref sources[] = {inc->values[at][ml_graph_source(g, n, rows)],
+                        ml_graph_source(g, n, 1 - rows), ml_map2(g, ML_OP_SUB, ends, counts), ends};
+    return ml_ragged_dot(g, sources, inc->places[p->since].axis, (ml_axis)ml_graph_args(g, n)[0],
+                         (ml_dtype)ml_graph_type(g, n)->dtype);
+}
+
+/* The sorted rows, back in the order of positions. */
+static ml_ref returned_value(increment *inc, ml_ref n, at_positions at) {
+    ml_graph *g = inc->g;
+    const place *p = &inc->places[n];
+    lifting by = dispatch_by(inc, p, at);
+    ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
+    ml_ref value = inc->values[at][ml_graph_source(g, n, 0)];
+    ml_ref order = ml_out(g, inc->values[at][p->since], 1);
+    return parted(inc, n, ml_scatter_add(g, order, value, p->axis, &type), at);
+}
+
+/* Of places of groups: in increments, rows in the order of their sort. 0: computed as others. */
+static ml_ref placed_value(increment *inc, ml_ref n, at_positions at) {
+    const ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
+    const place *p = &inc->places[n];
+    const int first = op == ML_OP_WHERE;
+    ml_ref value = inc->values[at][ml_graph_source(inc->g, n, first)];
+    if (p->kind == ROWS_RETURNED) {
+        bool returns = increment_source_place(inc, n, 0)->kind == ROWS_PLACED;
+        return returns ? returned_value(inc, n, at) : value;
+    }
+    if (op == ML_OP_DOT) return product_value(inc, n, at);
+    const place *mask = increment_source_place(inc, n, 0);
+    bool same = op == ML_OP_PERMUTE || op == ML_OP_SPLIT || op == ML_OP_MERGE ||
+                (op == ML_OP_WHERE && mask->kind == ROWS_TAKEN) ||
+                (op == ML_OP_GATHER && p->kind == ROWS_PLACED_ORDER);
+    return same ? value : 0;
 }
 
 bool increment_is_rows(const increment *inc, ml_ref n) {
     if (inc->places[n].kind != ROWS_OF_POSITIONS || regroups(inc, n)) return true;
-    return has_op(inc, n, ML_OP_SCATTER_ADD) && source_place(inc, n, 0)->kind == ROWS_ORDER;
+    return increment_is(inc, n, ML_OP_SCATTER_ADD) &&
+           increment_source_place(inc, n, 0)->kind == ROWS_ORDER;
 }
 
 ml_ref increment_rows(increment *inc, ml_ref n, at_positions at) {
@@ -124,14 +160,17 @@ ml_ref increment_rows(increment *inc, ml_ref n, at_positions at) {
     const place *p = &inc->places[n];
     ml_ref sources[ML_MAX_AXES];
     if (regroups(inc, n)) return regrouped_value(inc, n, at);
+    if (p->kind == ROWS_TAKEN || p->kind == ROWS_INDEX) return 0; /* not read */
+    ml_ref placed = p->kind >= ROWS_PLACED_ORDER ? placed_value(inc, n, at) : 0;
+    if (placed) return placed;
     if (node.op == ML_OP_SORT) return sorted_value(inc, n, at);
     if (node.op == ML_OP_SCATTER_ADD) return scattered_value(inc, n, at);
     if (p->kind == ROWS_COUNTED && node.op == ML_OP_SUM) return counted_value(inc, n, at);
     if (p->kind == ROWS_ORDER && node.op == ML_OP_OUT)
         return ml_out(g, inc->values[at][p->since], 1);
     for (int i = 0; i < node.source_count; i++) sources[i] = increment_operand(inc, n, i, at);
-    if (node.op == ML_OP_GATHER && source_place(inc, n, 0)->kind == ROWS_OF_POSITIONS &&
-        source_place(inc, n, 0)->fed)
+    if (node.op == ML_OP_GATHER && increment_source_place(inc, n, 0)->kind == ROWS_OF_POSITIONS &&
+        increment_source_place(inc, n, 0)->fed)
         return ml_gather(g, joined(inc, ml_graph_source(g, n, 0), sources[0], at), sources[1],
                          (ml_axis)ml_graph_args(g, n)[0]);
     if (node.op == ML_OP_RAGGED_DOT)

@@ -11,7 +11,13 @@ typedef enum {
     ROWS_ORDER,   /* the same: where they come from, divided by `divisor` */
     ROWS_COUNTED, /* how many rows have each of the axis `groups` as their key: the sum `since` */
     ROWS_ENDS,    /* running sums of that */
-    ROWS_STARTS   /* ... without the group's own */
+    ROWS_STARTS,  /* ... without the group's own */
+    /* capacity.c: of {groups, places}, in which rows of each group lie one after another */
+    ROWS_TAKEN,        /* whether a row is there */
+    ROWS_INDEX,        /* its index in the order of the sort */
+    ROWS_PLACED_ORDER, /* where it comes from, divided by `divisor` */
+    ROWS_PLACED,       /* its values */
+    ROWS_RETURNED      /* of positions again, of rows whose `rank` is below `capacity` */
 } rows_kind;
 
 /* How a node of the whole program depends on positions. */
@@ -28,8 +34,9 @@ typedef struct {
     int64_t inner; /* elements of the axis for each position, which increments keep; 0: one */
     rows_kind kind;
     ml_ref since, keys; /* where dispatched: of what; the keys that are counted */
-    ml_axis groups;
-    int64_t divisor;
+    ml_axis groups, places; /* no groups: one axis of both */
+    ml_ref counts, rank;
+    int64_t divisor, capacity;
 } place;
 
 /* Which positions a value is computed for: all new ones of a row, or the last alone. */
@@ -124,12 +131,31 @@ bool increment_mixes(const increment *inc, ml_ref n); /* reads other positions o
 /* Of operand i of n: the lead at which n reads it. */
 int64_t increment_source_lead(const increment *inc, ml_ref n, int i);
 
+/* keys.c: keys by which rows are sorted and counted. */
+const place *increment_source_place(const increment *inc, ml_ref n, int i);
+/* Elements of positions, one or several each, all of which the positions make known. */
+bool increment_of_positions(const place *p);
+bool increment_is(const increment *inc, ml_ref n, ml_op op);
+int64_t increment_size_along(const increment *inc, ml_ref n, ml_axis axis);
+/* What n permutes, and merges and renames. */
+ml_ref increment_without_order(const increment *inc, ml_ref n, bool merges);
+ml_ref increment_without_broadcast(const increment *inc, ml_ref n); /* or permutation */
+/* No element of n is below 0: such a key would stand before all groups, and move them. */
+bool increment_is_index(const increment *inc, ml_ref n);
+/* The keys that n, a sum of `eq`, counts for each element of *groups: 0 where it counts none. */
+ml_ref increment_counted_keys(const increment *inc, ml_ref n, ml_axis *groups);
+/* The counts are those of this sort's keys. */
+bool increment_same_keys(const increment *inc, const place *counts, const place *sorted);
+
 /* rows.c: several elements a position, and their dispatch by keys. */
 /* Gives n's place where it is of those. */
 bool increment_find_rows(increment *inc, ml_ref n, place *p);
 /* n has one element a position, and is not dispatched. */
 void increment_require_positions(increment *inc, ml_ref n);
 int64_t increment_each(const place *p); /* elements of its axis for each position */
+
+/* capacity.c: the same where n is of places of groups. */
+bool increment_find_capacity(increment *inc, ml_ref n, place *p);
 
 /* dispatch.c: their values. */
 bool increment_is_rows(const increment *inc, ml_ref n); /* increment_rows computes it */

@@ -11,28 +11,11 @@ int64_t increment_each(const place *p) {
     return p->inner ? p->inner : 1;
 }
 
-static const place *source_place(const increment *inc, ml_ref n, int i) {
-    return &inc->places[ml_graph_source(inc->g, n, i)];
-}
-
 /* As a place of what is computed of it. */
 static place taken(const place *s) {
     place p = *s;
     p.over = 0;
     return p;
-}
-
-/* Elements of positions, all known. */
-static bool of_positions(const place *p) {
-    return p->fed && p->kind == ROWS_OF_POSITIONS && !p->other && !p->chunk && !p->lead;
-}
-
-static int64_t size_along(const increment *inc, ml_ref n, ml_axis axis) {
-    return ml_type_size(ml_graph_type(inc->g, n), axis);
-}
-
-static bool has_op(const increment *inc, ml_ref n, ml_op op) {
-    return (ml_op)ml_graph_node(inc->g, n)->op == op;
 }
 
 /* What is dispatched, counted or in the order of a sort is used as it is here, or refused where it
@@ -55,80 +38,17 @@ static _Noreturn void refuse_rows(increment *inc, ml_ref n, const place *p) {
                      (long long)p->inner);
 }
 
-/* ---- Keys ------------------------------------------------------------------------------------ */
-
-static ml_ref without_order(const increment *inc, ml_ref n, bool merges) {
-    while (has_op(inc, n, ML_OP_PERMUTE) || has_op(inc, n, ML_OP_STOP_GRADIENT) ||
-           (merges && (has_op(inc, n, ML_OP_MERGE) || has_op(inc, n, ML_OP_RENAME))))
-        n = ml_graph_source(inc->g, n, 0);
-    return n;
-}
-
-static ml_ref without_broadcast(const increment *inc, ml_ref n) {
-    while (has_op(inc, n, ML_OP_BROADCAST) || has_op(inc, n, ML_OP_PERMUTE))
-        n = ml_graph_source(inc->g, n, 0);
-    return n;
-}
-
-/* A key below 0 would stand before all groups, and move them. */
-static bool is_index(const increment *inc, ml_ref n) {
-    n = without_order(inc, without_broadcast(inc, n), true);
-    if (has_op(inc, n, ML_OP_ARGMAX) || has_op(inc, n, ML_OP_IOTA)) return true;
-    if (n == inc->in->tokens) return true;
-    if (has_op(inc, n, ML_OP_OUT)) {
-        ml_ref s = ml_graph_source(inc->g, n, 0);
-        return has_op(inc, s, ML_OP_TOP_K) || has_op(inc, s, ML_OP_SORT);
-    }
-    if (!has_op(inc, n, ML_OP_MOD)) return false;
-    double by;
-    return ml_graph_constant(inc->g, ml_graph_source(inc->g, n, 1), &by) && by > 0;
-}
-
-/* Elements of all axes but these. */
-static int64_t size_beside(const increment *inc, ml_ref n, ml_axis a) {
-    const ml_type *t = ml_graph_type(inc->g, n);
-    int64_t size = 1;
-    for (int i = 0; i < t->rank; i++)
-        if (t->axis[i] != a) size *= t->size[i];
-    return size;
-}
-
-/* The bounds are those of this sort's keys. */
-static bool same_keys(const increment *inc, const place *bounds, const place *sorted) {
-    ml_ref a = bounds->keys, b = ml_graph_source(inc->g, sorted->since, 0);
-    if (without_order(inc, a, false) == without_order(inc, b, false)) return true;
-    return without_order(inc, a, true) == without_order(inc, b, true) &&
-           size_beside(inc, bounds->since, bounds->groups) == 1 &&
-           size_beside(inc, sorted->since, sorted->axis) == 1;
-}
-
-/* The keys that n, a sum of `eq`, counts for each element of *groups: 0 where it counts none. */
-static ml_ref counted_keys(const increment *inc, ml_ref n, ml_axis *groups) {
-    while (has_op(inc, n, ML_OP_CAST) || has_op(inc, n, ML_OP_PERMUTE) || has_op(inc, n, ML_OP_SUM))
-        n = ml_graph_source(inc->g, n, 0);
-    if (!has_op(inc, n, ML_OP_EQ)) return 0;
-    for (int i = 0; i < 2; i++) {
-        ml_ref index = without_broadcast(inc, ml_graph_source(inc->g, n, i));
-        ml_ref keys = without_broadcast(inc, ml_graph_source(inc->g, n, 1 - i));
-        if (!has_op(inc, index, ML_OP_IOTA) || !inc->places[keys].fed) continue;
-        *groups = (ml_axis)ml_graph_args(inc->g, index)[0];
-        const ml_type *all = ml_graph_type(inc->g, n), *own = ml_graph_type(inc->g, keys);
-        if (own->dtype == ML_I32 && all->rank == own->rank + 1 && ml_type_find(own, *groups) < 0)
-            return keys;
-    }
-    return 0;
-}
-
 /* ---- Places ---------------------------------------------------------------------------------- */
 
 /* The axis of positions and one within it, as one: several elements a position. */
 static bool merge_within(increment *inc, ml_ref n, place *p) {
     const int64_t *args = ml_graph_args(inc->g, n);
-    const place *s = source_place(inc, n, 0);
+    const place *s = increment_source_place(inc, n, 0);
     if (s->kind != ROWS_OF_POSITIONS || s->other || s->chunk ||
         (args[0] != s->axis && args[1] != s->axis))
         return false;
-    int64_t other = size_along(inc, ml_graph_source(inc->g, n, 0), args[args[0] == s->axis]);
+    int64_t other =
+        increment_size_along(inc, ml_graph_source(inc->g, n, 0), args[args[0] == s->axis]);
     bool within = args[0] == s->axis && other > 1;
     if (!within && !(s->inner && other == 1)) return false;
     if (s->lead)
@@ -145,7 +65,7 @@ static bool merge_within(increment *inc, ml_ref n, place *p) {
 
 static void split_within(increment *inc, ml_ref n, place *p) {
     const int64_t *args = ml_graph_args(inc->g, n);
-    const place *s = source_place(inc, n, 0);
+    const place *s = increment_source_place(inc, n, 0);
     *p = taken(s);
     if (s->inner % args[4]) refuse_rows(inc, n, s);
     p->axis = (ml_axis)args[1];
@@ -153,11 +73,11 @@ static void split_within(increment *inc, ml_ref n, place *p) {
 }
 
 static bool sort_place(increment *inc, ml_ref n, place *p) {
-    const place *s = source_place(inc, n, 0);
+    const place *s = increment_source_place(inc, n, 0);
     ml_ref keys = ml_graph_source(inc->g, n, 0);
     const int64_t *args = ml_graph_args(inc->g, n);
-    bool keyed = ml_graph_type(inc->g, keys)->dtype == ML_I32 && is_index(inc, keys);
-    if (args[0] != s->axis || !of_positions(s) || args[1] || !keyed) return false;
+    bool keyed = ml_graph_type(inc->g, keys)->dtype == ML_I32 && increment_is_index(inc, keys);
+    if (args[0] != s->axis || !increment_of_positions(s) || args[1] || !keyed) return false;
     *p = taken(s);
     p->kind = ROWS_SORTED;
     p->since = n;
@@ -166,11 +86,11 @@ static bool sort_place(increment *inc, ml_ref n, place *p) {
 
 /* How many rows have each key: n has an axis of groups, and those that rows share. */
 static bool count_place(increment *inc, ml_ref n, place *p) {
-    const place *s = source_place(inc, n, 0);
+    const place *s = increment_source_place(inc, n, 0);
     ml_axis groups = 0;
-    ml_ref keys = counted_keys(inc, n, &groups);
+    ml_ref keys = increment_counted_keys(inc, n, &groups);
     const ml_type *t = ml_graph_type(inc->g, n);
-    if (!keys || !of_positions(s) || !increment_names(inc->g, n, s->axis) ||
+    if (!keys || !increment_of_positions(s) || !increment_names(inc->g, n, s->axis) ||
         ml_type_find(t, groups) < 0)
         return false;
     *p = (place){.fed = true, .batch = s->batch, .kind = ROWS_COUNTED, .groups = groups};
@@ -181,25 +101,28 @@ static bool count_place(increment *inc, ml_ref n, place *p) {
 
 /* Rows of a table over positions, chosen by the order of a sort. */
 static bool gather_rows(increment *inc, ml_ref n, place *p) {
-    const place *table = source_place(inc, n, 0), *index = source_place(inc, n, 1);
-    int64_t rows = size_along(inc, index->since, index->axis);
+    const place *table = increment_source_place(inc, n, 0),
+                *index = increment_source_place(inc, n, 1), *sort = &inc->places[index->since];
+    int64_t rows = increment_size_along(inc, index->since, sort->axis);
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
-    if (!of_positions(table) || axis != table->axis ||
-        increment_each(table) * index->divisor != increment_each(index) ||
-        size_along(inc, ml_graph_source(inc->g, n, 0), axis) * index->divisor != rows)
+    if (!increment_of_positions(table) || axis != table->axis ||
+        increment_each(table) * index->divisor != increment_each(sort) ||
+        increment_size_along(inc, ml_graph_source(inc->g, n, 0), axis) * index->divisor != rows)
         return false;
     *p = taken(index);
-    p->kind = ROWS_SORTED;
+    p->kind = index->kind == ROWS_ORDER ? ROWS_SORTED : ROWS_PLACED;
     return true;
 }
 
 /* Back to positions, by the order of the sort. */
 static bool scatter_rows(increment *inc, ml_ref n, place *p) {
-    const place *index = source_place(inc, n, 0), *value = source_place(inc, n, 1);
+    const place *index = increment_source_place(inc, n, 0),
+                *value = increment_source_place(inc, n, 1);
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
-    int64_t rows = size_along(inc, index->since, index->axis);
+    int64_t rows = increment_size_along(inc, index->since, index->axis);
     if (index->kind != ROWS_ORDER || value->kind != ROWS_SORTED || index->since != value->since ||
-        increment_each(index) % index->divisor || size_along(inc, n, axis) * index->divisor != rows)
+        increment_each(index) % index->divisor ||
+        increment_size_along(inc, n, axis) * index->divisor != rows)
         return false;
     int64_t inner = increment_each(index) / index->divisor;
     *p = (place){.fed = true, .axis = axis, .batch = index->batch};
@@ -208,40 +131,43 @@ static bool scatter_rows(increment *inc, ml_ref n, place *p) {
 }
 
 static bool ragged_place(increment *inc, ml_ref n, place *p) {
-    const place *rows = source_place(inc, n, 0), *starts = source_place(inc, n, 2),
-                *ends = source_place(inc, n, 3);
+    const place *rows = increment_source_place(inc, n, 0),
+                *starts = increment_source_place(inc, n, 2),
+                *ends = increment_source_place(inc, n, 3);
     const int64_t *args = ml_graph_args(inc->g, n);
-    if (rows->kind != ROWS_SORTED || source_place(inc, n, 1)->fed || starts->kind != ROWS_STARTS ||
-        ends->kind != ROWS_ENDS || starts->since != ends->since || args[0] != rows->axis ||
-        args[1] != starts->groups || args[3])
+    if (rows->kind != ROWS_SORTED || increment_source_place(inc, n, 1)->fed ||
+        starts->kind != ROWS_STARTS || ends->kind != ROWS_ENDS || starts->since != ends->since ||
+        args[0] != rows->axis || args[1] != starts->groups || args[3])
         return false;
     *p = taken(rows);
-    return same_keys(inc, starts, rows);
+    return increment_same_keys(inc, starts, rows);
 }
 
 /* Bounds of groups: running sums of how many rows they have, and those less the numbers. */
 static bool bounds_place(increment *inc, ml_ref n, place *p) {
     const int64_t *args = ml_graph_args(inc->g, n);
-    const place *a = source_place(inc, n, 0);
+    const place *a = increment_source_place(inc, n, 0);
     *p = taken(a);
-    if (has_op(inc, n, ML_OP_CUMSUM)) {
+    if (increment_is(inc, n, ML_OP_CUMSUM)) {
         p->kind = ROWS_ENDS;
         return a->kind == ROWS_COUNTED && args[0] == a->groups && !args[1];
     }
-    if (has_op(inc, n, ML_OP_SUB)) {
-        const place *b = source_place(inc, n, 1);
+    if (increment_is(inc, n, ML_OP_SUB)) {
+        const place *b = increment_source_place(inc, n, 1);
         p->kind = ROWS_STARTS;
         return a->kind == ROWS_ENDS && b->kind == ROWS_COUNTED && a->since == b->since;
     }
-    return has_op(inc, n, ML_OP_PERMUTE);
+    p->kind = a->kind;
+    return increment_is(inc, n, ML_OP_PERMUTE) ||
+           (increment_is(inc, n, ML_OP_BROADCAST) && a->kind == ROWS_STARTS);
 }
 
 static bool order_place(increment *inc, ml_ref n, place *p) {
-    const place *a = source_place(inc, n, 0);
+    const place *a = increment_source_place(inc, n, 0);
     double by;
     *p = taken(a);
-    if (has_op(inc, n, ML_OP_PERMUTE)) return true;
-    if (!has_op(inc, n, ML_OP_IDIV) || a->kind != ROWS_ORDER) return false;
+    if (increment_is(inc, n, ML_OP_PERMUTE)) return true;
+    if (!increment_is(inc, n, ML_OP_IDIV)) return false;
     if (!ml_graph_constant(inc->g, ml_graph_source(inc->g, n, 1), &by) || by < 1) return false;
     p->divisor *= (int64_t)by;
     return true;
@@ -255,8 +181,9 @@ static bool by_rows(increment *inc, ml_ref n, place *p) {
         ml_ref s = ml_graph_source(inc->g, n, i);
         const place *from = &inc->places[s];
         if (!from->fed) continue;
-        if (p->fed && (from->kind != p->kind || from->axis != p->axis || from->inner != p->inner ||
-                       from->since != p->since || from->lead != p->lead || from->other))
+        if (p->fed &&
+            (from->kind != p->kind || from->axis != p->axis || from->inner != p->inner ||
+             from->since != p->since || from->lead != p->lead || from->other || from->chunk))
             return false;
         ml_axis batch = p->batch ? p->batch : from->batch;
         *p = taken(from);
@@ -276,7 +203,7 @@ static bool by_rows(increment *inc, ml_ref n, place *p) {
 /* Operands are rows: several elements a position, or in the order of a sort. */
 static const place *rows_of(const increment *inc, ml_ref n) {
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
-        const place *s = source_place(inc, n, i);
+        const place *s = increment_source_place(inc, n, i);
         if (s->fed && (s->inner || s->kind != ROWS_OF_POSITIONS)) return s;
     }
     return NULL;
@@ -288,23 +215,28 @@ static bool dispatched(const place *p) {
 
 static bool is_order_of(const increment *inc, ml_ref n, place *p) {
     ml_ref sort = ml_graph_source(inc->g, n, 0);
-    *p = taken(source_place(inc, n, 0));
+    *p = taken(increment_source_place(inc, n, 0));
     p->kind = ROWS_ORDER;
     p->divisor = 1;
-    return has_op(inc, sort, ML_OP_SORT) && sort == p->since;
+    return increment_is(inc, sort, ML_OP_SORT) && sort == p->since;
+}
+
+static bool is_order(const place *p) {
+    return p->kind == ROWS_ORDER || p->kind == ROWS_PLACED_ORDER;
 }
 
 static bool place_of_dispatched(increment *inc, ml_ref n, place *p) {
     const ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
-    const place *first = source_place(inc, n, 0);
+    const place *first = increment_source_place(inc, n, 0);
     if (op == ML_OP_SCATTER_ADD) return scatter_rows(inc, n, p);
     if (op == ML_OP_RAGGED_DOT) return ragged_place(inc, n, p);
     if (op == ML_OP_OUT && is_order_of(inc, n, p)) return true;
-    if (op == ML_OP_GATHER && source_place(inc, n, 1)->kind == ROWS_ORDER)
+    if (op == ML_OP_GATHER && is_order(increment_source_place(inc, n, 1)))
         return gather_rows(inc, n, p);
+    if (increment_find_capacity(inc, n, p)) return true;
     *p = (place){0};
-    if (first->kind >= ROWS_COUNTED) return bounds_place(inc, n, p);
-    if (first->kind == ROWS_ORDER) return order_place(inc, n, p);
+    if (first->kind >= ROWS_COUNTED && first->kind <= ROWS_STARTS) return bounds_place(inc, n, p);
+    if (is_order(first)) return order_place(inc, n, p);
     return by_rows(inc, n, p) && p->kind == ROWS_SORTED;
 }
 
@@ -317,7 +249,7 @@ bool increment_find_rows(increment *inc, ml_ref n, place *p) {
     if (op == ML_OP_SUM && count_place(inc, n, p)) return true;
     if (!rows || (op == ML_OP_CUMSUM && ml_graph_args(inc->g, n)[1])) return false;
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++)
-        if (dispatched(source_place(inc, n, i))) rows = source_place(inc, n, i);
+        if (dispatched(increment_source_place(inc, n, i))) rows = increment_source_place(inc, n, i);
     if (dispatched(rows)) {
         if (!place_of_dispatched(inc, n, p)) refuse_dispatch(inc, n, rows);
         return true;
