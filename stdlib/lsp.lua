@@ -116,16 +116,16 @@ end
 
 -- Life -------------------------------------------------------------------------------------------------------------------------
 
-local function read_options(server, options)
-  if type(options) ~= "table" then return end
-  for _, key in ipairs { "trusted", "mesh", "device", "settings", "read", "inlayHints" } do
-    local value = options[key]
-    if value ~= nil and value ~= core.null then server.options[key] = value end
-  end
+-- null of JSON as nil.
+local function given(value)
+  if value ~= core.null then return value end
 end
 
--- null of JSON as nil.
-local function given(value) return value ~= core.null and value or nil end
+-- The editor's options; those that it does not name are unset.
+local function read_options(server, options)
+  if type(options) ~= "table" then return end
+  for _, key in ipairs { "trusted", "mesh", "device", "settings", "read", "inlayHints" } do server.options[key] = given(options[key]) end
+end
 
 function handlers.initialize(server, params)
   local general = given((given(params.capabilities) or {}).general) or {}

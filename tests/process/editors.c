@@ -1,0 +1,50 @@
+/* The clients of editor/ with the real server. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/process/support.h"
+
+static bool is_installed(process_room *room, const char *program) {
+    int code;
+    test_command(room->arena, ml_arena_format(room->arena, "command -v %s", program), &code);
+    return code == 0;
+}
+
+/* What a command of the shell prints that runs an editor's side: MLUA, ROOT and FOLDER are set. */
+static const char *run_client(process_room *room, const char *command) {
+    int code;
+    const char *binary = test_binary();
+    char *here = realpath(".", NULL), *mlua = realpath(binary, NULL);
+    char *output = test_command(
+        room->arena,
+        ml_arena_format(room->arena, "MLUA='%s' ROOT='%s' FOLDER='%s' timeout 100 %s 2>&1", mlua,
+                        here, room->folder, command),
+        &code);
+    free(here); /* realpath's */
+    free(mlua);
+    CHECK_EQ_INT(code, 0);
+    return output;
+}
+
+PROCESS_TEST(neovim_with_the_server) {
+    if (!is_installed(room, "nvim")) test_skip("no nvim is installed (apt-get install neovim)");
+    const char *output =
+        run_client(room, "nvim --clean --headless -c 'luafile tests/lsp/nvim.lua' -c 'qa!'");
+    CHECK_TEXT(output, "parameters 4096\n"
+                       "hover x: bf16[batch=4, seq=8, embed=16]\n"
+                       "omnifunc v:lua.vim.lsp.omnifunc\n"
+                       "completion true\n"
+                       "renamed   return embedded:dot(self.table, \"embed\")\n"
+                       "diagnostic 5:46-51 cannot gather along \"vocbb\": the table has no such "
+                       "axis\n"
+                       "mended 0\n");
+}
+
+PROCESS_TEST(vscode_extension_with_the_server) {
+    if (!is_installed(room, "node")) test_skip("no node is installed (apt-get install nodejs)");
+    const char *output = run_client(room, "node tests/lsp/vscode.js");
+    CHECK(strstr(output, "not trusted: no status\n") != NULL);
+    CHECK(strstr(output, "trusted: $(symbol-structure) 4.1 k parameters, 64.1 MiB true\n") != NULL);
+    CHECK(strstr(output, "device: mlua, planned for NVIDIA H100") != NULL);
+    CHECK(strstr(output, "grammar: true\n") != NULL);
+}
