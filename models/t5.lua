@@ -2,6 +2,7 @@
 -- relative positions as a learned bias of attention's scores, ReLU, no biases, tied embeddings.
 --   mlua run models/t5.lua                          a small model on the text built into mlua, as bytes
 --   mlua run models/t5.lua data=book.txt steps=2000
+--   mlua generate models/t5.lua --from RUN --prompt "thank you <1> to your <2> week"
 --   mlua check models/t5.lua preset=t5-base --device h200 --mesh dp=8
 local m = require "mlua"
 
@@ -46,11 +47,11 @@ local Block = m.module("Block", function(self, reads)
   self.up, self.down = m.param { A.embed, A.ffn, init = cfg.embed ^ -0.5 }, m.param { A.ffn, A.embed, init = cfg.ffn ^ -0.5 }
 end)
 
-function Block:forward(x, bias, encoded)
+-- `own` and `read`: functions of the scores of attention to itself and to what it reads.
+function Block:forward(x, own, read, encoded)
   local h = self.norm1(x)
-  local own = { causal = encoded ~= nil, score = function(s) return s + bias end }
-  x = x + m.dropout(self.attention(h, h, own), cfg.dropout)
-  if encoded ~= nil then x = x + m.dropout(self.read(self.norm_read(x), encoded, {}), cfg.dropout) end
+  x = x + m.dropout(self.attention(h, h, { causal = encoded ~= nil, score = own }), cfg.dropout)
+  if encoded ~= nil then x = x + m.dropout(self.read(self.norm_read(x), encoded, { score = read }), cfg.dropout) end
   return x + m.dropout(m.relu(self.norm2(x):dot(self.up, "embed")):dot(self.down, "ffn"), cfg.dropout)
 end
 
@@ -62,10 +63,15 @@ local Stack = m.module("Stack", function(self, decodes)
   self.norm = m.rms_norm { A.embed, eps = cfg.eps }
 end)
 
-function Stack:forward(x, encoded)
+function Stack:forward(x, pads, encoded)
   local bias = self.bias:gather(m.relative_buckets(x, { buckets = cfg.buckets, reach = cfg.reach, causal = self.decodes }), "buckets")
   x = m.dropout(x, cfg.dropout)
-  for _, block in ipairs(self.blocks) do x = block(x, bias, encoded) end
+  local own, read = function(s) return s + bias end, nil
+  if pads ~= nil then
+    local function hide(s) return m.where(pads, -math.huge, s) end
+    if self.decodes then read = hide else own = function(s) return hide(s + bias) end end
+  end
+  for _, block in ipairs(self.blocks) do x = block(x, own, read, encoded) end
   return m.dropout(self.norm(x), cfg.dropout)
 end
 
@@ -74,9 +80,11 @@ local T5 = m.module("T5", function(self)
   self.encoder, self.decoder = Stack(false), Stack(true)
 end)
 
-function T5:forward(tokens, before)
-  local encoded = self.encoder(self.embedding:gather(tokens, "vocab")):rename("seq", "kv_seq")
-  local x = self.decoder(self.embedding:gather(before, "vocab"), encoded)
+-- `pads`: which tokens fill a prompt up and are not seen; of a training's none do.
+function T5:forward(tokens, before, pads)
+  if pads ~= nil then pads = pads:rename("seq", "kv_seq") end
+  local encoded = self.encoder(self.embedding:gather(tokens, "vocab"), pads):rename("seq", "kv_seq")
+  local x = self.decoder(self.embedding:gather(before, "vocab"), pads, encoded)
   return (x * cfg.embed ^ -0.5):dot(self.embedding, "embed")
 end
 
@@ -99,6 +107,23 @@ local function sample(index, random)
   return { tokens = tokens, before = table.move(targets, 1, #targets - 1, 2, { START }), targets = targets }
 end
 
+-- The tokens of "thank you <1> to your <2> week", of which spans are cut out.
+local function encode(prompt, of_text)
+  local tokens = {}
+  local function add(piece) table.move(of_text(piece), 1, #piece, #tokens + 1, tokens) end
+  local at = 1
+  for first, number, last in prompt:gmatch "()<(%d+)>()" do
+    add(prompt:sub(at, first - 1))
+    tokens[#tokens + 1], at = cfg.vocab - math.tointeger(number), last
+  end
+  add(prompt:sub(at))
+  tokens[#tokens + 1] = END
+  return tokens
+end
+
+local names = {}
+for i = 1, math.min(100, cfg.vocab - 256) do names[cfg.vocab - i] = ("<%d>"):format(i) end
+
 local model = T5()
 m.train {
   model = model, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, sample = sample,
@@ -108,6 +133,10 @@ m.train {
     local sum, count = m.cross_entropy(logits, i.targets)
     return sum, count, { accuracy = m.accuracy(logits, i.targets) }
   end,
+  generate = {
+    model = function(before, i) return model(i.tokens, before, m.eq(i.tokens, START)) end,
+    input = "tokens", axis = out, prompt = { START }, stop = { END }, encode = encode, names = names,
+  },
   optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
   layout = m.layout[cfg.layout] { zero = true, schedule = cfg.schedule }, -- mesh axes are 1 unless --mesh sizes them
 }

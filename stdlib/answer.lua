@@ -29,11 +29,11 @@ function Answer.stops(stop, whose)
   return result
 end
 
----An answer without tokens. `tokenizer` decodes them; without one ids below 256 are bytes. It has at most `limit` tokens.
----@param o {tokenizer: Tokenizer?, stops: table?, limit: integer?, before: integer[]?, skip_special: boolean?} before: ids whose text comes before, so that words join as they would
+---An answer without tokens. `tokenizer` decodes them; without one ids below 256 are bytes; `names` are the texts of further ids. It has at most `limit` tokens.
+---@param o {tokenizer: Tokenizer?, stops: table?, names: table<integer, string>?, limit: integer?, before: integer[]?, skip_special: boolean?} before: ids whose text comes before, so that words join as they would
 ---@return table
 function Answer.new(o)
-  local self = setmetatable({ ids = {}, parts = {}, held = "", stops = o.stops or { ids = {}, texts = {} }, limit = o.limit or math.huge }, Answer)
+  local self = setmetatable({ ids = {}, parts = {}, held = "", stops = o.stops or { ids = {}, texts = {} }, limit = o.limit or math.huge, names = o.names or {} }, Answer)
   self.stream = o.tokenizer and o.tokenizer:stream { skip_special = o.skip_special }
   if self.stream then
     for _, id in ipairs(o.before or {}) do self.stream(id) end
@@ -94,7 +94,8 @@ function Answer:add(id, full)
     self.reason = "stop"
     return self:finish(), self.reason
   end
-  text = release(self, self.stream and self.stream(id) or not self.stream and id < 256 and string.char(id) or "")
+  local name = self.names[id]
+  text = release(self, name or self.stream and self.stream(id) or not self.stream and id < 256 and string.char(id) or "")
   if not self.reason and (full or #self.ids >= self.limit) then
     self.reason = "length"
     text = text .. self:finish()

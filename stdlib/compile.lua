@@ -52,12 +52,12 @@ function m.compile(fn, inputs, options)
   for name in pairs(inputs or {}) do names[#names + 1] = name end
   for _, name in ipairs(names) do
     local spec = inputs[name]
-    if type(spec) ~= "table" then
+    if core.is_tensor(spec) then -- an input that was made before
+      feeds[name], spec = spec, nil
+    elseif type(spec) ~= "table" then
       core.fail(("the input %s of m.compile is a list of axes, got %s"):format(tostring(name), m.shown(spec)), { help = ("{%s = {A.batch, A.embed}}"):format(tostring(name)) })
     end
-    local axes = {}
-    for i, axis in ipairs(spec) do axes[i] = axis end
-    feeds[name] = core.input(name, axes, spec.dtype)
+    feeds[name] = feeds[name] or core.input(name, table.move(spec, 1, #spec, 1, {}), spec.dtype)
     list[#list + 1] = feeds[name]
   end
   setmetatable(feeds, {

@@ -20,7 +20,7 @@
 --   d:open(ids, asked)  a prompt of 1 to context - 1 ids; asked = {temperature=, top_k=, top_p=, min_p=, repetition_penalty=, presence_penalty=,
 --                       frequency_penalty=, seed=, logprobs=}, checked before by sampling.parameters (nil, problem), by which defaults are filled
 --                       in too; asked.prompt: how many of the ids are the prompt's where the rest was answered before (a sequence that gave its
---                       place to another one continues with the same draws and penalties)
+--                       place to another one continues with the same draws and penalties); asked.given: the elements of the inputs that the prompt gives
 --   d:fork(s, asked)    another sequence of the same prompt, which is read once where that is possible; nil, why
 --   d:start(list)       a step of these open sequences begins: each that is ready gets a token; of the others up to `chunk` tokens of prompts
 --                       are read, first come first. None that is full. The host is free while the device works.
@@ -36,6 +36,8 @@
 local Cache = require "mlua.increment"
 local core = require "mlua.core"
 local from = require "mlua.from"
+local given = require "mlua.given"
+local kept = require "mlua.kept"
 local m = require "mlua"
 local sampling = require "mlua.sampling"
 
@@ -47,12 +49,12 @@ Decoder.__index, Sequence.__index = Decoder, Sequence
 function Sequence:full() return #self.ids >= self.decoder.context end
 
 ---@param model Module|fun(tokens: Tensor): Tensor logits over the batch, seq and one more axis
----@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together
+---@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, given: table[]?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together; given: what given.specs says of inputs that each prompt gives
 ---@return table
 function Decoder.new(model, o)
   local self = setmetatable({
     model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or 512,
-    increment = o.increment ~= false, logits = o.logits, programs = {}, needs = { filter = 0 }, open_count = 0,
+    increment = o.increment ~= false, logits = o.logits, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
   }, Decoder)
   if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions } end
   self.batch_name = core.options().ranks > 1 and "sample" or "batch" -- "sample" no layout splits
@@ -86,9 +88,18 @@ local function check_logits(logits, batch, seq)
   end
 end
 
--- The logits over {batch, seq, vocabulary} of tokens {batch, seq}, and the name of the last axis.
-local function forward(self, tokens, batch)
-  local logits = self.model(tokens)
+-- The axes of what a prompt gives, and its name among a program's inputs.
+local function given_input(one, batch)
+  local axes = table.move(one.axes, 1, #one.axes, 2, { batch })
+  axes.dtype = one.dtype
+  return "given " .. one.name, axes
+end
+
+-- The logits over {batch, seq, vocabulary} of tokens {batch, seq}, and the name of the last axis. Of `inputs` what prompts give.
+local function forward(self, tokens, batch, inputs)
+  local tensors = {}
+  for _, one in ipairs(self.given) do tensors[one.name] = inputs["given " .. one.name] end
+  local logits = #self.given > 0 and given.call(self.model, tokens, tensors) or #self.given == 0 and self.model(tokens) or nil
   core.take_updates() -- what a forward pass assigns, training alone assigns
   local vocab = check_logits(logits, batch, self.seq)
   self.vocab = logits:size(vocab)
@@ -98,6 +109,12 @@ end
 local function load_weights(self)
   if m.is_module(self.model) and not self.loaded then from.load(self.model) end -- where no training has
   self.loaded = true
+end
+
+local function sizes_of(axes)
+  local sizes = {}
+  for i, axis in ipairs(axes) do sizes[i] = axis.size end
+  return sizes
 end
 
 local function copy(needs)
@@ -113,18 +130,39 @@ local function whole_program(self, rows)
   local batch, needs = core.axis(self.batch_name, rows), copy(self.needs)
   local inputs = { tokens = { batch, self.seq, dtype = "i32" }, position = { batch, dtype = "i32" } }
   sampling.add_inputs(inputs, needs, batch)
+  for _, one in ipairs(self.given) do
+    local name, axes = given_input(one, batch)
+    inputs[name] = axes
+  end
   local run = m.compile(function(i)
-    local logits = forward(self, i.tokens, batch):gather(i.position, self.seq.name):cast "f32"
+    local logits = forward(self, i.tokens, batch, i):gather(i.position, self.seq.name):cast "f32"
     local feeds = setmetatable({ history = i.tokens }, { __index = i })
     return sampling.outputs(logits, feeds, needs, batch, self.seq, self.logits)
   end, inputs, { name = "decode", often = true })
   load_weights(self)
   local hosts = sampling.hosts(needs, rows)
+  local gives = {}
+  for _, one in ipairs(self.given) do
+    local name, axes = given_input(one, batch)
+    gives[name] = core.host(one.dtype, table.unpack(sizes_of(axes)))
+  end
   local program = {
-    run = run, rows = rows, settings = hosts, tokens = core.host("i32", rows, self.seq.size), position = core.host("i32", rows), owners = {}, written = {},
+    run = run, rows = rows, settings = hosts, given = gives, tokens = core.host("i32", rows, self.seq.size), position = core.host("i32", rows), owners = {}, written = {},
   }
   self.programs[key] = program
   return program
+end
+
+-- The program that computes for one slot what depends on what its prompt gives.
+local function give_program(self)
+  if not self.give then
+    local row, whole = core.axis("row", 1), self.whole
+    local inputs = { slots = { row, dtype = "i32" } }
+    for name, tensor in pairs(whole.inputs) do inputs[name] = tensor end
+    self.give = m.compile(function(i) self.cache:give(whole, i.slots) end, inputs, { name = "give", often = true })
+    load_weights(self)
+  end
+  return self.give
 end
 
 -- The whole program over one sequence, of which increments are derived: traced once.
@@ -132,7 +170,13 @@ local function traced(self)
   if not self.whole then
     local batch = core.axis(self.batch_name, 1)
     local tokens = core.input("tokens of the whole program", { batch, self.seq }, "i32")
-    self.whole = { tokens = tokens, logits = (forward(self, tokens, batch)), seq = self.seq.name }
+    local inputs, list = {}, {}
+    for i, one in ipairs(self.given) do
+      local name, axes = given_input(one, batch)
+      list[i] = core.input(name, axes, one.dtype)
+      inputs[name] = list[i]
+    end
+    self.whole = { tokens = tokens, logits = (forward(self, tokens, batch, inputs)), seq = self.seq.name, given = list, inputs = inputs }
   end
   return self.whole
 end
@@ -172,7 +216,7 @@ local function step_program(self, count, new)
       self.increment, self.cache = false, nil
       local options = core.options()
       if options.rank == 0 and not options.quiet and not options.json then
-        core.write_error(("note: each token runs the whole program over %s=%d, for the model has no increment: %s\n"):format(self.seq.name, self.seq.size, text:match "[^\n]*"))
+        core.write_error(("note: each token runs the whole program over %s=%d, for the model has no increment: %s\n"):format(self.seq.name, self.seq.size, kept.problem(text)))
       end
     end
     self.derived = true
@@ -203,12 +247,21 @@ local function open(self, ids, asked, like)
   if not self.derived then step_program(self, 1, 1) end -- whether there are increments
   if self.open_count >= self.slots then return nil, "slots" end
   local s = setmetatable({
-    decoder = self, ids = table.move(ids, 1, #ids, 1, {}), prompt = asked and asked.prompt or #ids, asked = p, ready = not self.increment,
+    decoder = self, ids = table.move(ids, 1, #ids, 1, {}), prompt = asked and asked.prompt or #ids, asked = p, ready = not self.increment, given = {},
   }, Sequence)
+  for _, one in ipairs(self.given) do
+    local elements = asked and asked.given and asked.given[one.name]
+    s.given["given " .. one.name] = elements or like and like.given["given " .. one.name] or core.fail(("the prompt gives no %s"):format(one.name))
+  end
   if self.increment then
     local ok, why = self.cache:open(s, #ids, like)
     if not ok then return nil, why end
     s.ready = #ids - s.cached == 1
+    if #self.given > 0 then
+      local feed = { slots = { s.slot } }
+      for name, elements in pairs(s.given) do feed[name] = elements end
+      give_program(self)(feed)
+    end
   end
   self.open_count = self.open_count + 1
   widen(self, p)
@@ -264,12 +317,16 @@ local function write_row(self, program, i, s)
   if done == 0 then
     for j = n + 1, width do tokens[at + j] = 0 end
   end
+  for name, elements in pairs(done == 0 and s.given or {}) do
+    for j, value in ipairs(elements) do program.given[name][(i - 1) * #elements + j] = value end
+  end
   program.owners[i], program.written[i], program.position[i] = s, n, n - 1
   sampling.feed(program.settings, i, s.asked, s.prompt, n, n - s.prompt + 1)
 end
 
 local function all_inputs(program, others)
   for name, host in pairs(program.settings) do others[name] = host end
+  for name, host in pairs(program.given or {}) do others[name] = host end
   return others
 end
 
@@ -388,7 +445,7 @@ local function score_program(self, rows, top)
   if self.programs[key] then return self.programs[key] end
   local batch = core.axis(self.batch_name, rows)
   local run = m.compile(function(i)
-    local logits, vocab = forward(self, i.tokens, batch)
+    local logits, vocab = forward(self, i.tokens, batch, {})
     logits = logits:cast "f32"
     local logp = sampling.log_probabilities(logits, vocab)
     local out = { logprob = logp:gather(i.targets, vocab), greedy = logits:argmax(vocab) }

@@ -3,6 +3,7 @@ local Answer = require "mlua.answer"
 local Decoder = require "mlua.decode"
 local Tokenizer = require "mlua.tokenizer"
 local core = require "mlua.core"
+local given = require "mlua.given"
 local files = require "mlua.tokenizer_files"
 local m = require "mlua"
 local sampling = require "mlua.sampling"
@@ -11,7 +12,7 @@ local ROWS = 16 -- sequences that are decoded at once
 
 -- Options ------------------------------------------------------------------------------------------------------------------
 
-local KNOWN = { "prompt", "prompts", "tokens", "seq", "n", "seed", "stop", "tokenizer", "quiet", "on_token", "on_result", "logits", "rows", "slide", "chat", "increment", "decoder" }
+local KNOWN = { "prompt", "prompts", "tokens", "seq", "n", "seed", "stop", "tokenizer", "quiet", "on_token", "on_result", "logits", "rows", "slide", "chat", "increment", "decoder", "inputs", "axis", "names" }
 for _, name in ipairs(sampling.names()) do
   if name ~= "seed" then KNOWN[#KNOWN + 1] = name end
 end
@@ -60,12 +61,18 @@ end
 
 -- What the options ask for, checked.
 local function read_options(options)
-  for name, kind in pairs { quiet = "boolean", on_token = "function", on_result = "function", decoder = "table", logits = "function", slide = "boolean", increment = "boolean", chat = "table" } do
+  for name, kind in pairs { quiet = "boolean", on_token = "function", on_result = "function", decoder = "table", logits = "function", slide = "boolean", increment = "boolean", chat = "table", inputs = "table", names = "table" } do
     check_kind(name, options[name], kind)
   end
   if options.prompts ~= nil and options.prompt ~= nil then core.fail "m.generate has both prompt and prompts" end
   if options.prompts ~= nil and (type(options.prompts) ~= "table" or #options.prompts == 0) then
     core.fail("m.generate's prompts must be a list of prompts, got " .. m.shown(options.prompts), { help = 'prompts = { "once", "twice" }; one: prompt = "once"' })
+  end
+  if options.inputs then
+    if options.prompts ~= nil or type(options.prompt) ~= "table" then
+      core.fail("m.generate with inputs needs prompt, the token ids that each answer begins with", { help = "prompt = { 0 }; inputs = { {source = a}, {source = b} } are several" })
+    end
+    if next(options.inputs) == nil then core.fail "m.generate's inputs are none" end
   end
   local n = check_integer("n", options.n == nil and 1 or options.n, 1)
   local seeds, plain = seeds_of(options.seed, n), {}
@@ -77,8 +84,8 @@ local function read_options(options)
   local stops, wrong = Answer.stops(options.stop, "m.generate's ")
   if not stops then core.fail(wrong) end
   return {
-    n = n, seeds = seeds, asked = asked, stops = stops, limit = check_integer("tokens", options.tokens == nil and 200 or options.tokens, 0),
-    rows = check_integer("rows", options.rows == nil and ROWS or options.rows, 1), single = options.prompts == nil and options.n == nil,
+    n = n, seeds = seeds, names = options.names or {}, asked = asked, stops = stops, limit = check_integer("tokens", options.tokens == nil and 200 or options.tokens, 0),
+    rows = check_integer("rows", options.rows == nil and ROWS or options.rows, 1), single = options.prompts == nil and options.n == nil and not (options.inputs and options.inputs[1]),
   }
 end
 
@@ -137,6 +144,33 @@ local function shown_prompt(prompt, ids, tokenizer)
   return table.concat(parts)
 end
 
+-- What each answer continues: with inputs the same ids for each.
+local function prompts_of(options)
+  local prompts = options.prompts or { options.prompt == nil and "\n" or options.prompt }
+  for i = 2, options.inputs and #options.inputs or 0 do prompts[i] = options.prompt end
+  return prompts
+end
+
+-- The elements of the inputs of prompt i.
+local function elements_of(specs, inputs, i, tokenizer)
+  local one, elements = inputs[1] and inputs[i] or inputs, {}
+  if type(one) ~= "table" then core.fail("m.generate's inputs are a table, or a list of tables, got " .. m.shown(one)) end
+  for _, spec in ipairs(specs) do
+    if one[spec.name] == nil then core.fail(("inputs %d of m.generate have no %q, which the first ones have"):format(i, spec.name)) end
+    elements[spec.name] = given.elements(spec, one[spec.name], function(text) return encode("generate", text, tokenizer) end)
+  end
+  return elements
+end
+
+-- The options with `axis`, the axis that grows, as seq.
+local function with_axis(model, options)
+  if options.axis == nil or core.options().mode == "check" then return options end
+  local copy = {}
+  for key, value in pairs(options) do copy[key] = value end
+  copy.seq, copy.axis = given.axis(model, options.axis), nil
+  return copy
+end
+
 -- Jobs ---------------------------------------------------------------------------------------------------------------------
 
 -- One sample of one prompt, not begun.
@@ -147,7 +181,7 @@ local function new_job(run, p, sample)
   if is_chat(prompt.given) and run.tokenizer.eos then
     stops = { ids = setmetatable({ [run.tokenizer.eos] = true }, { __index = stops.ids }), texts = stops.texts }
   end
-  local answer = Answer.new { tokenizer = run.tokenizer, stops = stops, limit = run.o.limit, before = prompt.ids, skip_special = is_chat(prompt.given) }
+  local answer = Answer.new { tokenizer = run.tokenizer, stops = stops, limit = run.o.limit, names = run.o.names, before = prompt.ids, skip_special = is_chat(prompt.given) }
   return { prompt = p, sample = sample, asked = asked, answer = answer, ids = prompt.ids, logprobs = {}, top = asked.logprobs > 0 and {} or nil }
 end
 
@@ -161,6 +195,7 @@ end
 local function open(run, job, all)
   local ids = all
   if #all >= run.d.context then ids = tail(run, job, all) end
+  job.asked.given = run.prompts[job.prompt].given_elements
   job.asked.prompt = #ids - #job.answer.ids -- draws and penalties continue where the window slides
   local first = job.sample > 1 and run.first[job.prompt]
   if first and not first.closed and run.d:shares() and #job.answer.ids == 0 then
@@ -185,7 +220,7 @@ end
 -- Show the text of a job that is drawn alone, as it comes.
 local function show_piece(run, id, text, reason)
   if not run.streams then return end
-  core.write((run.tokenizer or id < 256) and text or " " .. id)
+  core.write((run.tokenizer or id < 256 or run.o.names[id]) and text or " " .. id)
   if reason then core.write "\n" end
 end
 
@@ -283,40 +318,44 @@ end
 ---logits over the batch and the vocabulary and returns others. `stop`: token ids and texts that end an answer; texts are left out of it. `n`: samples of
 ---each prompt; `seed`: of the first one, the next have the next numbers, or a list. What is drawn does not depend on the other prompts.
 ---`on_token(event)` gets each token: {prompt, sample, id, text = what may be shown, logprob, top, finish_reason}; false ends that answer; `on_result` gets each result once it is over. At most
----`rows` (16) are decoded at once. `decoder` is one of decode.lua, which is used again: programs are compiled once for many calls.
+---`rows` (16) are decoded at once. `inputs`: what the model reads beside the tokens that grow along `axis` (default `seq`), such as what an encoder reads:
+---texts, ids or numbers by name, or a list of such tables, each for an answer of its own, which begins with the ids `prompt`. Each is computed once. `names`: texts of ids that the tokenizer has not. `decoder` is one of decode.lua, which is used again: programs are compiled once for many calls.
 ---With `prompt` alone it prints text as it is sampled unless `quiet`, and returns all token ids, the text of the answer, and the
 ---result; a window that is full is begun again at its half unless `slide` is false. With `prompts` or `n` it prints texts
 ---once all are over, and returns the results, sample after sample of prompt after prompt: {prompt, sample, seed, ids, text, finish_reason = "stop",
 ---"length" (`tokens` are drawn, or the context `seq` is full), "cancelled" or "interrupted", logprobs = each token's by the model alone, logprob = their
 ---sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}.
 ---@param model Module
----@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
+---@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
 ---@return integer[]|table[] ids
 ---@return string? text
 ---@return table? result
 function m.generate(model, options)
   m.check_options("generate", options or {}, KNOWN)
-  options = options or {}
+  options = with_axis(model, options or {})
   if not check_model("generate", model, options) then return {}, options.prompts == nil and options.n == nil and "" or nil end
   local o = read_options(options)
-  local given, texts = options.prompts or { options.prompt == nil and "\n" or options.prompt }, false
-  for _, prompt in ipairs(given) do texts = texts or type(prompt) == "string" or is_chat(prompt) end
+  local prompts, specs = prompts_of(options), options.inputs and given.specs(model, options.inputs[1] or options.inputs) or nil
+  local texts = specs ~= nil
+  for _, prompt in ipairs(prompts) do texts = texts or type(prompt) == "string" or is_chat(prompt) end
   local tokenizer = tokenizer_for(model, options, texts)
   local run = {
-    o = o, tokenizer = tokenizer, on_token = options.on_token, on_result = options.on_result, prompts = {}, results = {}, first = {}, slide = o.single and options.slide ~= false,
+    o = o, tokenizer = tokenizer, on_token = options.on_token, on_result = options.on_result, prompts = {}, results = {}, first = {}, slide = o.single and options.slide ~= false and not specs,
     streams = o.single and not options.quiet,
   }
-  for i, prompt in ipairs(given) do run.prompts[i] = { given = prompt, ids = encode("generate", prompt, tokenizer, options.chat) } end
-  local slots = math.min(o.rows, #given * o.n)
+  for i, prompt in ipairs(prompts) do
+    run.prompts[i] = { given = prompt, ids = encode("generate", prompt, tokenizer, options.chat), given_elements = specs and elements_of(specs, options.inputs, i, tokenizer) }
+  end
+  local slots = math.min(o.rows, #prompts * o.n)
   run.d = options.decoder or Decoder.new(model, {
-    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, context = context_for(run, options.seq.size),
+    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, given = specs, context = context_for(run, options.seq.size),
   })
   run.d:prepare({ o.asked }, slots)
   for i, prompt in ipairs(run.prompts) do
     check_ids("generate", prompt.ids, run.d.vocab)
     if not run.slide or run.d.context < 2 then check_length(run.d, i, #prompt.ids) end
   end
-  if run.streams then core.write(shown_prompt(given[1], run.prompts[1].ids, tokenizer)) end
+  if run.streams then core.write(shown_prompt(prompts[1], run.prompts[1].ids, tokenizer)) end
   if o.limit > 0 then decode(run) else decode_none(run) end
   if run.streams and #run.results[1].ids == 0 then core.write "\n" end
   if not run.streams and not options.quiet then show_results(run) end

@@ -1,6 +1,8 @@
 -- What `mlua generate` does with the model of a script: a prompt continued, a conversation, a file of prompts.
 local Decoder = require "mlua.decode"
 local core = require "mlua.core"
+local given = require "mlua.given"
+local kept = require "mlua.kept"
 local m = require "mlua"
 local text_files = require "mlua.text_files"
 local tokenizer_files = require "mlua.tokenizer_files"
@@ -79,6 +81,17 @@ local function with_system(options, message)
   return list
 end
 
+-- Prompts, texts or ids, as inputs of a model that reads them beside what it continues.
+local function as_inputs(o, how, prompts)
+  local function of_text(text) return o.tokenizer and o.tokenizer:encode(text, { special = true }) or { text:byte(1, -1) } end
+  o.prompts, o.prompt, o.inputs, o.names = nil, how.prompt, {}, how.names
+  for i, prompt in ipairs(prompts) do
+    if type(prompt) == "string" and how.encode then prompt = how.encode(prompt, of_text) end
+    o.inputs[i] = { [how.input] = prompt }
+  end
+  return o
+end
+
 -- As many prompts as there are, as lines of JSON.
 local function write_lines(model, o, options, prompts, extras)
   if options.chat then
@@ -87,6 +100,7 @@ local function write_lines(model, o, options, prompts, extras)
     end
   end
   o.prompts, o.n = prompts, math.max(1, options.samples)
+  if given.declared[model] then as_inputs(o, given.declared[model], prompts) end
   if options.rank == 0 then o.on_result = writer(extras, options, o.n) end
   m.generate(model, o)
 end
@@ -127,6 +141,10 @@ local function continue(model, o, options, ids)
     return
   end
   o.prompt, o.quiet = prompt, not shows
+  if given.declared[model] then
+    as_inputs(o, given.declared[model], { prompt })
+    o.inputs = o.inputs[1]
+  end
   local all = m.generate(model, o)
   if not first or shows then return end
   local list = "[" .. table.concat(all, ", ") .. "]\n"
@@ -143,7 +161,11 @@ return function(model, seq, ids)
     tokenizer = file and m.tokenizer(file)
     if not tokenizer and (options.json or options.prompts or options.chat) then tokenizer = m.tokenizer "bytes" end -- whole characters
   end
-  local o = asked(options, seq, tokenizer)
+  local how = given.declared[model]
+  kept.require_prompt(model, seq)
+  if how and options.chat then core.fail "--chat is of models that continue their prompt, and this one reads it as an input" end
+  local o = asked(options, how and how.axis or seq, tokenizer)
+  for _, id in ipairs(how and how.stop or {}) do o.stop[#o.stop + 1] = id end
   for _, id in ipairs(not ids and tokenizer_files.stops_of_weights(tokenizer) or {}) do o.stop[#o.stop + 1] = id end
   if options.prompts then
     write_lines(model, o, options, read_prompts(options.prompts))

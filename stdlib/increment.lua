@@ -106,8 +106,15 @@ end
 function Cache:logits(whole, i, last)
   return core.increment(whole.logits, {
     tokens = whole.tokens, seq = whole.seq, kept = self.kept, new = i.tokens, start = i.start, count = i.count, slots = i.slots, table = i.table,
-    pool = self.count * BLOCK, slots_max = self.slots, block = BLOCK, last = last,
+    pool = self.count * BLOCK, slots_max = self.slots, block = BLOCK, last = last, given = whole.given,
   })
+end
+
+---Assign what depends on what a prompt gives to its slot, while a program is traced: its inputs are whole.inputs.
+---@param whole table
+---@param slots Tensor i32 over an axis of size 1
+function Cache:give(whole, slots)
+  core.increment_give(whole.logits, { tokens = whole.tokens, seq = whole.seq, kept = self.kept, slots = slots, slots_max = self.slots, given = whole.given })
 end
 
 ---What a program of `new` positions is fed of the next `counts[i]` tokens of the sequences of a list; its other rows have no work.

@@ -2,7 +2,9 @@
 local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
+local given = require "mlua.given"
 local evaluation_of = require "mlua.evaluation"
+local kept = require "mlua.kept"
 local loss_scale = require "mlua.loss_scale"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
@@ -41,6 +43,7 @@ local tokenizer_files = require "mlua.tokenizer_files"
 ---@field seed? integer of the order of the data
 ---@field skip? integer samples before the first; default: those that the model has seen of these data, 0 in its first training
 ---@field on_step? fun(step: integer, outputs: StepOutputs): table<string, number>? called after each step; the numbers that it returns are in the step's line of a run's metrics
+---@field generate? {input: string, axis: Axis, prompt: integer[], stop: integer[], encode: fun(text: string, tokens: fun(text: string): integer[]): integer[], names: table<integer, string>, model: fun(tokens: Tensor, inputs: table<string, Tensor>): Tensor} how a model of own inputs generates: `mlua generate` puts a prompt into `input`, as the ids that `encode` makes of it, and continues `prompt` along `axis`; `names` are texts of ids that are none of the tokenizer's; `model` gives the logits, where forward takes more than the inputs
 ---@field layout? Layout how tensors are sharded
 
 ---What on_step gets.
@@ -79,6 +82,7 @@ end
 ---@return TrainResult
 function m.train(options)
   local o = options_of.complete(options)
+  given.declare(o.model, o.inputs, o.generate)
   task.take(o.model, o.seq)
   tokenizer_files.of_model[o.model] = o.tokenizer
   local mode = core.options().mode
@@ -100,7 +104,7 @@ function m.train(options)
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs })
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

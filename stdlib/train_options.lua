@@ -9,7 +9,7 @@ local options = {}
 
 local OPTIONS = {
   "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "pack", "accum", "clip",
-  "loss_scale", "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
+  "loss_scale", "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout", "generate",
 }
 
 function options.default_loss(o)
@@ -59,7 +59,7 @@ local KINDS = {
   skip = { "an integer, 0 or more", natural },
   eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
   seed = { "an integer", integer }, vocab = { "a positive integer", positive }, eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
-  log_every = { "a positive integer", positive }, on_step = { "a function of (step, outputs)", callable },
+  log_every = { "a positive integer", positive }, on_step = { "a function of (step, outputs)", callable }, generate = { "a table", function(x) return type(x) == "table" end },
 }
 
 local function check_kinds(o)

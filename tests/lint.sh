@@ -103,6 +103,7 @@ runtime/graph/{graph,infer,reference,ragged,conv}: infer.h, ragged.h and conv.h 
 runtime/graph/{graph,types,axes,build,moves,extract,attention,cached_attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_sink,recurrence_segments,recurrence_match,recurrence_affine,linear_scan,linear_scan_chunks,linear_scan_triangular}: constructors and types of ops are defined in terms of one another
 runtime/graph/{autodiff,linear_scan_decompose}: the gradient of a linear scan is that of its definition
 runtime/graph/{reference,reference_recurrence}: the step of a recurrence is interpreted as a program is
+runtime/increment/{places,operands,tables,states,given,mix,chunks,contraction,rows,dispatch,latent,attend}: an op says of which positions it is and how it is computed from its operands there
 runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification is one fixed point over the rules of three files
 runtime/graph/{recurrence,recurrence_internal}: a header and its internal header
 runtime/shard/{shard,shard_internal}: a header and its internal header

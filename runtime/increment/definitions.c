@@ -12,9 +12,20 @@ static bool has_further_axes(const ml_type *q, const ml_attention_args *a) {
     return false;
 }
 
-static bool is_replaced(const ml_graph *g, ml_ref n) {
+typedef struct {
+    increment *inc;
+    bool *fed;        /* by node: it depends on the tokens */
+    ml_ref *copies;   /* by node */
+    ml_ref **outputs; /* by attention that is replaced */
+} copier;
+
+/* Attention to keys that no token gives mixes no positions (given.c). */
+static bool is_replaced(const copier *c, ml_ref n) {
+    const ml_graph *g = c->inc->g;
     ml_attention_args a;
     if (ml_graph_node(g, n)->op != ML_OP_ATTENTION) return false;
+    const ml_ref *s = ml_graph_sources(g, n);
+    if (!c->fed[s[1]] && !c->fed[s[2]]) return false;
     ml_attention_read(g, n, &a);
     const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
     const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
@@ -29,11 +40,13 @@ static void mark_live(const ml_graph *g, ml_ref root, bool *live) {
             live[ml_graph_source(g, n, i)] = true;
 }
 
-typedef struct {
-    increment *inc;
-    ml_ref *copies;   /* by node */
-    ml_ref **outputs; /* by attention that is replaced */
-} copier;
+static void mark_fed(const increment *inc, ml_ref root, bool *fed) {
+    for (ml_ref n = 1; n <= root; n++) {
+        fed[n] = n == inc->in->tokens;
+        for (int i = 0; !fed[n] && i < ml_graph_node(inc->g, n)->source_count; i++)
+            fed[n] = fed[ml_graph_source(inc->g, n, i)];
+    }
+}
 
 static void replace(copier *c, ml_ref n, const ml_ref *sources) {
     ml_graph *g = c->inc->g;
@@ -58,7 +71,7 @@ static void copy_node(copier *c, ml_ref n) {
     }
     if (node.op == ML_OP_OUT && c->outputs[ml_graph_source(g, n, 0)])
         c->copies[n] = c->outputs[ml_graph_source(g, n, 0)][ml_graph_args(g, n)[0]];
-    else if (is_replaced(g, n))
+    else if (is_replaced(c, n))
         replace(c, n, sources);
     else
         c->copies[n] = same ? n : ml_graph_copy(g, g, n, sources);
@@ -67,9 +80,10 @@ static void copy_node(copier *c, ml_ref n) {
 ml_ref increment_with_definitions(increment *inc, ml_ref logits) {
     bool *live = ML_NEW_ARRAY(inc->arena, bool, logits + 1), any = false;
     mark_live(inc->g, logits, live);
-    for (ml_ref n = 1; n <= logits && !any; n++) any = live[n] && is_replaced(inc->g, n);
+    copier c = {.inc = inc, .fed = ML_NEW_ARRAY(inc->arena, bool, logits + 1)};
+    mark_fed(inc, logits, c.fed);
+    for (ml_ref n = 1; n <= logits && !any; n++) any = live[n] && is_replaced(&c, n);
     if (!any) return logits;
-    copier c = {.inc = inc};
     c.copies = ML_NEW_ARRAY(inc->arena, ml_ref, logits + 1);
     c.outputs = ML_NEW_ARRAY(inc->arena, ml_ref *, logits + 1);
     for (ml_ref n = 1; n <= logits; n++)

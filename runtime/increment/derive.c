@@ -19,7 +19,7 @@ static void need_operands(increment *inc, ml_ref n) {
         inc->needs[ml_graph_source(inc->g, n, 0)] |= inc->needs[n];
         return;
     }
-    bool attends = ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION;
+    bool attends = ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION && !increment_crosses(inc, n);
     if (increment_mixes(inc, n) && !attends) inc->needs[n] |= 1 << AT_NEW;
     const latent *l = attends ? increment_latent(inc, n) : NULL;
     if (l) increment_need_latent(inc, l);
@@ -63,6 +63,7 @@ static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
         return at == AT_LAST ? increment_last(inc, inc->in->fed) : inc->in->fed;
     if (increment_exclusive(inc, n)) return inc->values[at][ml_graph_source(g, n, 0)];
     if (increment_mixes(inc, n)) return mixed(inc, n, at);
+    if (increment_crosses(inc, n)) return increment_cross(inc, n, at);
     if (increment_is_rows(inc, n)) return increment_rows(inc, n, at);
     if (node.op == ML_OP_SLICE && along) return increment_operand(inc, n, 0, at);
     if (node.op == ML_OP_PAD && along) return increment_pad(inc, n, at);
@@ -99,9 +100,16 @@ static ml_ref new_tokens(increment *inc) {
     return ml_broadcast(g, inc->in->start, &rows);
 }
 
+static void name_axes(increment *inc) {
+    inc->slot = ml_axis_named(inc->g, "slots");
+    inc->pool = ml_axis_named(inc->g, "pool");
+    inc->past = ml_axis_named(inc->g, "past'");
+}
+
 /* Positions, and what is asked of rows. */
 static void prepare(increment *inc) {
     ml_graph *g = inc->g;
+    name_axes(inc);
     ml_ref start = new_tokens(inc), none = ml_const_int(g, ML_I32, 0);
     ml_ref step = ml_iota(g, inc->fresh, inc->size[AT_NEW]);
     inc->position[AT_NEW] = ml_map2(g, ML_OP_ADD, start, step);
@@ -110,9 +118,6 @@ static void prepare(increment *inc) {
     inc->valid = ml_map2(g, ML_OP_LT, ml_broadcast(g, step, &rows), inc->in->count);
     inc->begins = ml_map2(g, ML_OP_EQ, inc->in->start, none);
     inc->active = ml_map2(g, ML_OP_GT, inc->in->count, none);
-    inc->slot = ml_axis_named(g, "slots");
-    inc->pool = ml_axis_named(g, "pool");
-    inc->past = ml_axis_named(g, "past'");
 }
 
 static void allocate(increment *inc) {
@@ -151,4 +156,18 @@ void ml_increment_derive(ml_graph *g, const ml_increment *in, ml_kept_list *kept
     find_needs(&inc);
     find_values(&inc);
     out->logits = finish(&inc);
+}
+
+void ml_increment_give(ml_graph *g, const ml_increment *in, ml_kept_list *kept, ml_arena *arena,
+                       ml_increment_result *out) {
+    ml_increment by_definition = *in;
+    increment inc = {.g = g, .arena = arena, .in = &by_definition, .kept = kept, .out = out};
+    *out = (ml_increment_result){0};
+    by_definition.logits = increment_with_definitions(&inc, in->logits);
+    allocate(&inc);
+    name_axes(&inc);
+    inc.row = ml_graph_type(g, in->slots)->axis[0];
+    inc.rows = ml_type_size(ml_graph_type(g, in->slots), inc.row);
+    increment_find_places(&inc);
+    increment_hold_given(&inc);
 }

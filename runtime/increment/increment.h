@@ -12,6 +12,9 @@
  * (cached_attention.h); a slot state holds one value for each slot. Programs that derive with the
  * same ml_kept share their states.
  *
+ * What depends on inputs that a prompt gives beside its tokens (`given`) is computed once a prompt,
+ * into slot states: ml_increment_give.
+ *
  * Raises ML_INVALID, with the Lua line, for what is not proven to be causal. */
 #ifndef ML_INCREMENT_H
 #define ML_INCREMENT_H
@@ -41,7 +44,9 @@ typedef struct {
     ml_ref table;          /* i32 {row, columns}; 0 where nothing is kept by position */
     int64_t pool, block;   /* positions of a pool, those of a block */
     int64_t slot_count;
-    bool last; /* logits of the last new position of each row alone */
+    bool last;           /* logits of the last new position of each row alone */
+    const ml_ref *given; /* inputs of the whole program that a prompt gives */
+    int given_count;
 } ml_increment;
 
 typedef struct {
@@ -52,5 +57,9 @@ typedef struct {
 /* Appends to g. `kept` is read, and gets the states that are new; the updates are in `arena`. */
 void ml_increment_derive(ml_graph *g, const ml_increment *in, ml_kept_list *kept, ml_arena *arena,
                          ml_increment_result *out);
+/* What a prompt gives: out->updates write what the increment reads of it, from the whole program's
+ * own inputs `given`, to the slot of the one row of `slots`. Of `in` no new tokens are read. */
+void ml_increment_give(ml_graph *g, const ml_increment *in, ml_kept_list *kept, ml_arena *arena,
+                       ml_increment_result *out);
 
 #endif

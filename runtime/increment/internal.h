@@ -23,6 +23,7 @@ typedef enum {
 /* How a node of the whole program depends on positions. */
 typedef struct {
     bool fed;      /* it depends on the tokens */
+    bool given;    /* not so, but on what the prompt gives: of the others `batch` alone counts */
     ml_axis axis;  /* then: its axis of positions */
     ml_axis other; /* of a pair of positions the second axis of them; 0: of one position */
     ml_axis over;  /* the axis of positions of its operands that it contracts; 0: none */
@@ -215,6 +216,10 @@ ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at);
 /* The state of this kind that holds n, and as many rows: of type {slot or pool, value's axes}. */
 uint32_t increment_state(increment *inc, ml_kept_kind kind, ml_ref n, int64_t rows,
                          const ml_type *value);
+/* {row, ...} of a slot state as it is. */
+ml_ref increment_slot_rows(increment *inc, uint32_t state);
+/* value {row, ...}: what the slots of the rows hold from now on. */
+void increment_slot_give(increment *inc, uint32_t state, ml_ref value);
 /* {row, ...} of a slot state, `initial` where a sequence begins. */
 ml_ref increment_slot_read(increment *inc, uint32_t state, ml_ref initial);
 /* value {row, ...}: what rows with new positions hold from now on. */
@@ -243,6 +248,21 @@ ml_ref increment_latent_query(increment *inc, const latent *l, const ml_attentio
                               ml_ref q);
 ml_ref increment_latent_value(increment *inc, const latent *l, const ml_attention_args *a,
                               ml_ref value, int64_t size);
+
+/* given.c */
+/* Whether n is an input that a prompt gives, or one of its operands depends on those. */
+bool increment_gives(const increment *inc, ml_ref n);
+place increment_given_place(const increment *inc, ml_ref n);
+/* Whether n is attention to keys and values that no token gives, which mixes no positions. */
+bool increment_crosses(const increment *inc, ml_ref n);
+place increment_cross_place(increment *inc, ml_ref n, place combined);
+/* Raises where n, which depends on tokens, reads what is given as no increment can yet. */
+void increment_check_given(increment *inc, ml_ref n);
+/* {row, ...} of what is given; along `axis`, if it has that, at the positions shifted by `lead`. */
+ml_ref increment_given(increment *inc, ml_ref n, ml_axis axis, int64_t lead, at_positions at);
+ml_ref increment_cross(increment *inc, ml_ref n, at_positions at);
+/* Slots get all that the increment reads of what is given. */
+void increment_hold_given(increment *inc);
 
 /* ends.c */
 /* PAD and CONCAT along the positions. */

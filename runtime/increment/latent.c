@@ -55,8 +55,9 @@ static bool find_product(increment *inc, ml_ref n, terms *out) {
     const place *p = &inc->places[x];
     const ml_type *t = ml_graph_type(g, matrix);
     ml_axis features = vector_axis(inc, x);
-    if (!features || inc->places[matrix].fed || !increment_names(g, n, features) ||
-        ml_type_find(t, p->axis) >= 0 || (p->batch && ml_type_find(t, p->batch) >= 0))
+    if (!features || inc->places[matrix].fed || inc->places[matrix].given ||
+        !increment_names(g, n, features) || ml_type_find(t, p->axis) >= 0 ||
+        (p->batch && ml_type_find(t, p->batch) >= 0))
         return false;
     for (int i = 0; i < ml_graph_node(g, n)->arg_count; i++)
         if (args[i] != features && ml_type_find(t, (ml_axis)args[i]) >= 0) return false;

@@ -8,8 +8,9 @@ static ml_ref table_operand(increment *inc, ml_ref n, int i, at_positions at) {
     ml_ref s = ml_graph_source(inc->g, n, i);
     p.lead = increment_source_lead(inc, n, i);
     bool gathered = ml_graph_node(inc->g, n)->op == ML_OP_GATHER && i == 0;
-    if (gathered && ml_graph_args(inc->g, n)[0] == p.axis)
-        return increment_squeeze(inc->g, s, p.batch);
+    gathered = gathered && ml_graph_args(inc->g, n)[0] == p.axis;
+    if (inc->places[s].given) return increment_given(inc, s, gathered ? 0 : p.axis, p.lead, at);
+    if (gathered) return increment_squeeze(inc->g, s, p.batch);
     if (ml_graph_node(inc->g, n)->op == ML_OP_ATTENTION && (i == 1 || i == 2))
         p.axis = (ml_axis)ml_graph_args(inc->g, n)[1];
     if (p.inner && ml_type_find(ml_graph_type(inc->g, s), p.axis) >= 0)

@@ -235,7 +235,7 @@ static place move_place(increment *inc, ml_ref n) {
 bool increment_mixes(const increment *inc, ml_ref n) {
     const place *p = &inc->places[n];
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
-    if (!p->fed) return false;
+    if (!p->fed || increment_crosses(inc, n)) return false;
     if (p->over) return true;
     if (op == ML_OP_ATTENTION || op == ML_OP_CONV || op == ML_OP_LINEAR_SCAN ||
         op == ML_OP_RECURRENCE || op == ML_OP_CUMSUM)
@@ -259,6 +259,7 @@ static _Noreturn void refuse_attention(increment *inc, ml_ref n) {
 static place attention_place(increment *inc, ml_ref n) {
     ml_attention_args a;
     ml_attention_read(inc->g, n, &a);
+    if (increment_crosses(inc, n)) return increment_cross_place(inc, n, combine(inc, n));
     const ml_ref *s = ml_graph_sources(inc->g, n);
     const place *q = &inc->places[s[0]], *k = &inc->places[s[1]], *v = &inc->places[s[2]];
     int count = ml_graph_node(inc->g, n)->source_count;
@@ -417,6 +418,10 @@ static bool depends(const increment *inc, ml_ref n) {
 static void find_place(increment *inc, ml_ref n) {
     const ml_node *node = ml_graph_node(inc->g, n);
     if (n == inc->in->tokens) return;
+    if (!depends(inc, n) && increment_gives(inc, n)) {
+        inc->places[n] = increment_given_place(inc, n);
+        return;
+    }
     if (node->op == ML_OP_INPUT)
         increment_refuse(inc, n, "the logits of a model that generates depend on its tokens alone",
                          "the model reads the input \"%s\" beside its tokens",
@@ -430,6 +435,7 @@ static void find_place(increment *inc, ml_ref n) {
                      : moves                              ? move_place(inc, n)
                      : ml_op_is_function((ml_op)node->op) ? combine(inc, n)
                                                           : rest_place(inc, n);
+    increment_check_given(inc, n);
     if (increment_exclusive(inc, n)) {
         inc->places[n] = inc->places[ml_graph_source(inc->g, n, 0)];
         inc->places[n].lead += inc->places[n].chunk;
@@ -482,5 +488,5 @@ int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {
     }
     if (node->source_count == 1 && !increment_mixes(inc, n)) return s->lead;
     if (node->op == ML_OP_CONV) return s->lead;
-    return node->op == ML_OP_ATTENTION ? 0 : p->lead;
+    return node->op == ML_OP_ATTENTION && !increment_crosses(inc, n) ? 0 : p->lead;
 }

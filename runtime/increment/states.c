@@ -42,12 +42,20 @@ static void update(increment *inc, uint32_t state, ml_ref value) {
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
-ml_ref increment_slot_read(increment *inc, uint32_t state, ml_ref initial) {
+ml_ref increment_slot_rows(increment *inc, uint32_t state) {
     ml_graph *g = inc->g;
     ml_ref value = state_node(g, state);
-    value = inc->in->slots ? ml_gather(g, value, inc->in->slots, inc->slot)
-                           : ml_rename(g, value, inc->slot, inc->row);
-    return ml_where(g, inc->begins, initial, value);
+    return inc->in->slots ? ml_gather(g, value, inc->in->slots, inc->slot)
+                          : ml_rename(g, value, inc->slot, inc->row);
+}
+
+ml_ref increment_slot_read(increment *inc, uint32_t state, ml_ref initial) {
+    return ml_where(inc->g, inc->begins, initial, increment_slot_rows(inc, state));
+}
+
+void increment_slot_give(increment *inc, uint32_t state, ml_ref value) {
+    ml_ref before = state_node(inc->g, state);
+    update(inc, state, ml_write_rows(inc->g, before, inc->in->slots, value, inc->slot));
 }
 
 void increment_slot_write(increment *inc, uint32_t state, ml_ref value) {

@@ -122,6 +122,9 @@ static ml_ref part_index(increment *inc, const place *p, bool outer, int64_t fir
 /* Elements first .. last - 1 along the axis, as `past`, of what depends on no token. */
 ml_ref increment_part(increment *inc, ml_ref n, const place *p, int64_t first, int64_t last) {
     ml_graph *g = inc->g;
+    if (inc->places[n].given)
+        increment_refuse(inc, n, "pad or join other axes, or what the tokens alone decide",
+                         "what the prompt gives beside padded tokens has no increment yet");
     n = increment_squeeze(g, n, p->batch);
     bool inner = ml_type_find(ml_graph_type(g, n), p->axis) >= 0;
     if (p->outer && ml_type_find(ml_graph_type(g, n), p->outer) >= 0)

@@ -16,7 +16,25 @@ PROCESS_TEST(check_is_quick) {
         process_run(room, 0, "", "check \"$ROOT/models/gpt.lua\" preset=gpt2-124m --device h200");
     CHECK(r.cpu_seconds < 0.5 * SLOWER);
     process_expect(&r, "parameters      124.5 M in 196 tensors");
+    process_expect(&r, "kept a token    36.0 KiB in 24 tensors, 36.0 MiB at seq=1024\n   24 x "
+                       "bf16[heads=12, head_dim=64]");
     process_expect(&r, "peak memory");
+}
+
+/* What the step of generation keeps, or the line for which there is none. */
+PROCESS_TEST(check_says_what_is_kept) {
+    process_result r = process_run(room, 0, "", "check \"$ROOT/models/t5.lua\" layers=2 --json");
+    process_expect(&r, "\"axis\":\"seq\",\"context\":29,\"context_bytes\":");
+    process_expect(&r, "\"position_bytes\":3072,\"sequence_bytes\":393344,");
+    r = process_run(room, 0, "", "check \"$ROOT/models/bert.lua\" --json");
+    process_expect(&r, "\"problem\":\"attention without causal = true reads later positions\"}");
+    r = process_run(room, 0, "", "check \"$ROOT/models/mamba.lua\" layers=1");
+    process_expect(&r, "kept a sequence ");
+    r = process_run(room, 0, "", "check \"$ROOT/models/bert.lua\"");
+    process_expect(&r, "no increment    ");
+    process_expect(&r, "bert.lua:33: attention without causal = true reads later positions");
+    r = process_run(room, 0, "", "check \"$ROOT/models/vit.lua\"");
+    CHECK(!strstr(r.output, "no increment") && !strstr(r.output, "kept"));
 }
 
 PROCESS_TEST(check_of_a_thousand_layers) {

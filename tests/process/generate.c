@@ -118,6 +118,36 @@ PROCESS_TEST(generate_command) {
     mistakes(room);
 }
 
+/* T5 answers what it reads: padded, in a batch, on ranks; what reads more than tokens is refused.
+ */
+PROCESS_TEST(generate_of_encoders) {
+    process_run(room, 0, "",
+                "run --device cpu --quiet \"$ROOT\"/models/t5.lua layers=2 embed=16 heads=2 "
+                "head_dim=8 ffn=32 seq=48 batch=4 steps=12 lr=0.02 warmup=1 --out run");
+    process_write(room, "p.txt", "local <1> = <2>\nx\n");
+    process_shell(room, 0,
+                  "g='generate --device cpu --from run --tokens 5 --temperature 1 --json'; "
+                  "$MLUA $g --prompts p.txt --seed 3 >two && $MLUA $g --prompt x --seed 3 seq=24 | "
+                  "sed 's/\"index\":0/\"index\":1/' >one && tail -1 two | cmp - one && "
+                  "grep -q '<[0-9]*>' two && "
+                  "$MLUA $g --prompts p.txt --seed 3 -n 2 --mesh pp=2 --quiet | cmp - two");
+    static const char *const refused[][2] = {
+        {"t5.lua --chat --prompt a", "--chat is of models that continue their prompt"},
+        {"t5.lua --prompt 'a text that is longer than the forty-eight tokens of the input'",
+         "a longer seq: on the command line"},
+        {"bert.lua --prompt a", "attention without causal = true reads later positions"},
+        {"llava.lua --prompt a", "the model reads image beside its tokens"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        process_result r = process_run(
+            room, 1, "", "generate --device cpu --from run \"$ROOT\"/models/%s", refused[i][0]);
+        process_expect(&r, refused[i][1]);
+    }
+    process_result r =
+        process_run(room, 1, "", "serve --device cpu --from run \"$ROOT\"/models/t5.lua");
+    process_expect(&r, "mlua serve answers by models that continue their prompt");
+}
+
 /* Of two lists of answers: the log probabilities within 1e-5, all else the same text. */
 static void compare_answers(char *got, char *expected) {
     static const char key[] = "\"logprob\":";

@@ -72,10 +72,13 @@ static int kept_list(lua_State *L) {
 
 /* ---- The increment --------------------------------------------------------------------------- */
 
+enum { MOST_GIVEN = 16 };
 typedef struct {
     ml_graph *graph;
     ml_origin origin;
     ml_increment in;
+    ml_ref given[MOST_GIVEN];
+    bool gives; /* what the prompt gives, not new tokens */
     kept_box *kept;
     ml_increment_result out;
 } increment_call;
@@ -84,7 +87,8 @@ static void derive(void *argument) {
     increment_call *call = argument;
     ml_arena_reset(call->kept->scratch);
     ml_graph_set_origin(call->graph, &call->origin);
-    ml_increment_derive(call->graph, &call->in, &call->kept->list, call->kept->scratch, &call->out);
+    (call->gives ? ml_increment_give : ml_increment_derive)(
+        call->graph, &call->in, &call->kept->list, call->kept->scratch, &call->out);
     ml_graph_set_origin(call->graph, &call->origin);
 }
 
@@ -108,20 +112,37 @@ static int64_t count_field(lua_State *L, const char *key, int64_t otherwise) {
     return value;
 }
 
+static void read_given(lua_State *L, increment_call *call) {
+    call->in.given = call->given;
+    if (!vm_option(L, 2, "given")) return;
+    luaL_checktype(L, -1, LUA_TTABLE);
+    int64_t count = vm_table_length(L, -1);
+    if (count > MOST_GIVEN)
+        vm_fail(L, NULL, "a prompt gives at most %d inputs, not %lld", MOST_GIVEN,
+                (long long)count);
+    for (int64_t i = 1; i <= count; i++) {
+        lua_rawgeti(L, -1, i);
+        call->given[call->in.given_count++] = vm_tensor(L, -1, "what a prompt gives");
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}
+
 static void read_fields(lua_State *L, increment_call *call) {
     static const char *const known[] = {"tokens", "seq",   "kept",  "new",       "start",
                                         "count",  "slots", "table", "slots_max", "pool",
-                                        "block",  "last",  NULL};
+                                        "block",  "last",  "given", NULL};
     ml_increment *in = &call->in;
     vm_check_options(L, 2, "core.increment", known);
     lua_getfield(L, 2, "kept");
     call->kept = check_kept(L, -1);
     in->logits = vm_tensor(L, 1, "the logits of core.increment");
     in->tokens = tensor_field(L, "tokens", true);
-    in->fed = tensor_field(L, "new", true);
-    in->start = tensor_field(L, "start", true);
-    in->count = tensor_field(L, "count", true);
-    in->slots = tensor_field(L, "slots", false);
+    in->fed = tensor_field(L, "new", !call->gives);
+    in->start = tensor_field(L, "start", !call->gives);
+    in->count = tensor_field(L, "count", !call->gives);
+    in->slots = tensor_field(L, "slots", call->gives);
+    read_given(L, call);
     in->table = tensor_field(L, "table", false);
     lua_getfield(L, 2, "seq");
     in->seq = vm_axis_id(L, -1, "core.increment");
@@ -129,7 +150,7 @@ static void read_fields(lua_State *L, increment_call *call) {
     in->last = lua_toboolean(L, -1);
     in->block = count_field(L, "block", 16);
     in->pool = count_field(L, "pool", in->block);
-    const ml_type *rows = ml_graph_type(vm_of(L)->graph, in->start);
+    const ml_type *rows = ml_graph_type(vm_of(L)->graph, call->gives ? in->slots : in->start);
     in->slot_count = count_field(L, "slots_max", rows->rank ? rows->size[0] : 1);
 }
 
@@ -172,24 +193,55 @@ static void adopt(lua_State *L, const increment_call *call, uint32_t first) {
     }
 }
 
-static int core_increment(lua_State *L) {
-    increment_call call = {.graph = vm_of(L)->graph};
+static void run_call(lua_State *L, increment_call *call) {
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_settop(L, 2);
-    read_fields(L, &call);
-    check_fields(L, &call);
-    uint32_t first = call.kept->list.count;
-    vm_origin(L, &call.origin);
-    vm_protect(L, derive, &call);
-    adopt(L, &call, first);
+    read_fields(L, call);
+    if (!call->gives) check_fields(L, call);
+    uint32_t first = call->kept->list.count;
+    vm_origin(L, &call->origin);
+    vm_protect(L, derive, call);
+    adopt(L, call, first);
+}
+
+static int core_increment(lua_State *L) {
+    increment_call call = {.graph = vm_of(L)->graph};
+    run_call(L, &call);
     return vm_push_tensor(L, call.out.logits);
+}
+
+static int core_increment_give(lua_State *L) {
+    increment_call call = {.graph = vm_of(L)->graph, .gives = true};
+    run_call(L, &call);
+    return 0;
+}
+
+/* Names of the parameters of a Lua function. */
+static int core_parameters(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    lua_newtable(L);
+    lua_insert(L, 1);
+    const char *name; /* of the function on top */
+    for (int i = 1; (name = lua_getlocal(L, NULL, i)) != NULL; i++) {
+        lua_pushstring(L, name);
+        lua_rawseti(L, 1, i);
+    }
+    lua_settop(L, 1);
+    return 1;
 }
 
 static const vm_entry functions[] = {
     {"increment", core_increment, "logits: Tensor, options: table -> Tensor",
      "the logits of the new positions of several sequences, from those of a whole program over one "
      "sequence: {tokens=, seq=, kept=, new=, start=, count=, slots=, table=, slots_max=, pool=, "
-     "block=, last=}. States are assigned as state:assign does"},
+     "block=, last=, given= inputs of the whole program that a prompt gives}. States are assigned "
+     "as state:assign does"},
+    {"increment_give", core_increment_give, "logits: Tensor, options: table",
+     "assigns what increments read of the inputs that a prompt gives to its slot, the one of "
+     "`slots`: {tokens=, seq=, kept=, slots=, slots_max=, given=}"},
+    {"parameters", core_parameters, "f: function -> string[]",
+     "the names of a Lua function's parameters"},
     {"increment_states", core_increment_states, "-> Kept",
      "the states of increments, which programs of one model share"},
     {0}};

@@ -178,7 +178,9 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
     const ml_vm *vm = vm_of(L);
     const ml_plan *plan = vm_program_plan(p);
     bool first = vm->options->comm && ml_comm_rank(vm->options->comm) == 0;
-    if (!first || vm->options->quiet || !plan->layout || !p->roots.update_count) return;
+    if (!first || vm->options->task || vm->options->quiet || !plan->layout ||
+        !p->roots.update_count)
+        return;
     if (plan->roots.division.flops < plan->flops / 2)
         return; /* the optimizer, as one of m.train's */
     for (int i = 0; i < plan->layout->count; i++)

@@ -31,6 +31,7 @@ typedef struct {
     int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
     int kernels, gemms, attentions, copies, distinct;
     check_scans scans; /* of the step's programs */
+    const char *kept;  /* of generation: text, or JSON; NULL: it is none */
     double plan_seconds;
     vm_predicted predicted;
     vm_traffic traffic;
@@ -461,6 +462,7 @@ static void print_work(lua_State *L, const report *r, double tokens) {
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
     scans_print(&r->scans);
     precision_print(&r->products);
+    if (r->kept) fputs(r->kept, stdout);
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
 }
 
@@ -563,6 +565,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
     if (object) predicted_json(&r->predicted, tokens, r->flops, object);
+    if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text && vm->options->facts) {
@@ -616,6 +619,7 @@ static int core_report(lua_State *L) {
         if (vm_option(L, 2, "samples")) r.samples = lua_toboolean(L, -1);
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
         if (vm_option(L, 2, "part")) r.part = (report_part)luaL_checkoption(L, -1, "all", parts);
+        if (vm_option(L, 2, "kept")) r.kept = lua_tostring(L, -1); /* options have it */
         if (vm_option(L, 2, "typed")) r.typed = lua_toboolean(L, -1);
         lua_settop(L, 2);
     }
@@ -655,10 +659,16 @@ int vm_report_rest(lua_State *L) {
     return 0;
 }
 
+static int core_bytes_text(lua_State *L) {
+    bytes_text(L, luaL_checkinteger(L, 1));
+    return 1;
+}
+
 static const vm_entry functions[] = {
+    {"bytes_text", core_bytes_text, "bytes: integer -> string", "12.5 MiB"},
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
-     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean}",
+     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string}",
      "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
      "device; the first `step` programs (default: all) make a step, the others run between steps"},
     {0}};

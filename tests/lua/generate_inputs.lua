@@ -1,0 +1,88 @@
+-- Models that read inputs beside the tokens that grow: what depends on those alone is computed once a prompt, and answers are those of the
+-- whole program for each token (increment = false). models/t5.lua with weights as they begin, prompts of unequal lengths in fewer slots.
+local m = require "mlua"
+local core = require "mlua.core"
+local Decoder = require "mlua.decode"
+local given = require "mlua.given"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+core.compute_dtype "f32"
+
+local options, train, t5 = core.options, m.train, nil
+function core.options()
+  local o = options()
+  for key, value in pairs { layers = "2", embed = "16", heads = "2", head_dim = "8", ffn = "32", seq = "32", vocab = "270", batch = "2" } do table.insert(o.overrides, { key, value }) end
+  return o
+end
+function m.train(o) t5 = o end
+dofile(root .. "models/t5.lua")
+core.options, m.train = options, train
+given.declare(t5.model, t5.inputs, t5.generate)
+
+local function by_name(before, inputs) return 20 * t5.generate.model(before, inputs) end -- logits that differ
+
+-- Answers by increments and by the whole program.
+local function answers(o)
+  local lists = {}
+  for i, increment in ipairs { true, false } do
+    local all = { axis = t5.generate.axis, prompt = { 0 }, quiet = true, increment = increment, tokens = 6, temperature = 1 }
+    for key, value in pairs(o) do all[key] = value end
+    lists[i] = m.generate(by_name, all)
+  end
+  return lists
+end
+
+local A = t5.inputs.tokens[2]
+local function ids(...) return { A, dtype = "i32", value = { ... } } end
+local several = { { tokens = ids(5, 6, 7, 8, 9, 1) }, { tokens = ids(65, 1) }, { tokens = ids(100, 101, 102, 1) } }
+local lists = answers { inputs = several, n = 2, rows = 2, seed = 3 }
+local distinct = {}
+for i, r in ipairs(lists[1]) do
+  local other = lists[2][i]
+  check.equal(table.concat(r.ids, " "), table.concat(other.ids, " "))
+  check.near(r.logprob, other.logprob, 1e-5 * math.max(1, math.abs(other.logprob)))
+  distinct[table.concat(r.ids, " ")] = true
+end
+check.equal(#lists[1], 6)
+local alone = m.generate(by_name, { inputs = several[3], axis = t5.generate.axis, prompt = { 0 }, n = 2, seed = 3, tokens = 6, temperature = 1, quiet = true })
+check.equal(table.concat(alone[2].ids, " "), table.concat(lists[1][6].ids, " "), "batched and alone")
+local count = 0
+for _ in pairs(distinct) do count = count + 1 end
+check.equal(count > 3, true, "answers depend on inputs and seeds")
+
+-- A module by the names of forward's parameters; what the decoder keeps: keys and values of the encoder's output, one for each slot.
+local d = Decoder.new(t5.model, { seq = t5.generate.axis, slots = 2, given = given.specs(t5.model, { tokens = {} }) })
+local s = d:open({ 0 }, { temperature = 0, given = { tokens = given.elements({ name = "tokens", axes = { A }, dtype = "i32" }, { 9, 8, 1 }) } })
+d:step { s }
+local kinds = { pool = 0, slot = 0 }
+for _, k in ipairs(d.cache.kept:list()) do kinds[k.kind] = kinds[k.kind] + 1 end
+check.equal(kinds.pool, 4) -- of two layers
+check.equal(kinds.slot, 5) -- and which of the input is padding
+check.raises("the prompt gives no tokens", d.open, d, { 0 }, { temperature = 0 })
+
+-- What has no increment yet is refused at its line; what cannot be fed says so.
+local E, T, S, V = m.axis("embed", 8), m.axis("target", 12), m.axis("source", 12), m.axis("vocab", 20)
+local table_of = m.param { V, E, name = "table" }
+local function refused(text, line, f)
+  local o = { inputs = { source = { S, dtype = "i32", value = { 3, 4 } } }, axis = T, prompt = { 0 }, tokens = 2, quiet = true }
+  local batch = m.axis("batch", 1)
+  check.raises(("generate_inputs.lua:%d: %s"):format(line, text), m.compile, function(i)
+    local whole, source = core.input("whole", { batch, T }, "i32"), core.input("source", { batch, S }, "i32")
+    return core.increment(f(whole, { source = source }), {
+      tokens = whole, seq = "target", kept = core.increment_states(), given = { source }, new = i.new, start = i.start, count = i.count, table = i.table, pool = 16, block = 16,
+    })
+  end, { new = { m.axis("row", 1), m.axis("new", 1), dtype = "i32" }, start = { m.axis("row", 1), dtype = "i32" }, count = { m.axis("row", 1), dtype = "i32" }, table = { m.axis("row", 1), m.axis("columns", 1), dtype = "i32" } })
+  return o
+end
+local o = refused("concat that depends on the tokens reads what the prompt gives", debug.traceback():match "generate_inputs.lua:(%d+)" + 2, function(tokens, i)
+  local x = table_of:gather(tokens, "vocab"):slice("target", 0, 6)
+  return m.concat({ table_of:gather(i.source, "vocab"):rename("source", "target"):slice("target", 0, 6), x }, "target"):dot(table_of, "embed")
+end)
+check.raises("m.generate with inputs needs prompt", m.generate, by_name, { inputs = o.inputs, axis = T, quiet = true })
+check.raises("m.generate does not know the axes of inputs.source", m.generate, by_name, { inputs = { source = { 1 } }, axis = T, prompt = { 0 }, quiet = true })
+check.raises("has 40 elements, and its axes 12", m.generate, by_name, { inputs = { source = { S, dtype = "i32", value = ("x"):rep(40) } }, axis = T, prompt = { 0 }, quiet = true })
+local bare = m.module("Bare", function(self) self.table = m.param { V, E } end)
+function bare:forward(tokens) return self.table:gather(tokens, "vocab"):dot(self.table, "embed") end
+bare = bare()
+check.raises("forward has the parameters tokens: inputs", m.generate, bare, { inputs = { source = o.inputs.source }, axis = T, prompt = { 0 }, quiet = true })
+check.done()
