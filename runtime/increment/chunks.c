@@ -19,13 +19,15 @@ bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, plac
         out->lead = p->lead < 0 ? p->lead : 0;
         return is_running_sum(inc, n);
     }
-    if (p->lead < 0 || (!sums && !is_running_sum(inc, n))) return false;
+    bool slices = op == ML_OP_SLICE;
+    if (p->lead < 0 || (!sums && !slices && !is_running_sum(inc, n))) return false;
     out->over = p->axis;
     out->lead = 0;
-    if (!sums) return true;
+    if (!sums && !slices) return true;
     out->axis = p->outer;
     out->outer = 0;
-    out->lead = 1 - p->chunk;
+    out->lead = p->lead + 1 - (slices ? ml_graph_args(inc->g, n)[2] : p->chunk);
+    if (out->lead > 0) out->lead = 0;
     return true;
 }
 
@@ -35,6 +37,15 @@ bool increment_exclusive(const increment *inc, ml_ref n) {
     const place *p = &inc->places[sum];
     return p->fed && p->chunk && !p->outer && is_running_sum(inc, sum) &&
            increment_names(inc->g, sum, p->axis) && ml_graph_source(inc->g, sum, 0) == of;
+}
+
+bool increment_spreads(const increment *inc, ml_ref n) {
+    if (ml_graph_node(inc->g, n)->op != ML_OP_MERGE) return false;
+    ml_ref s = ml_graph_source(inc->g, n, 0);
+    const place *p = &inc->places[s];
+    const int64_t *args = ml_graph_args(inc->g, n);
+    return p->chunk && !p->outer && args[0] == p->axis &&
+           ml_type_size(ml_graph_type(inc->g, s), (ml_axis)args[1]) == p->chunk;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
@@ -71,8 +82,17 @@ ml_ref increment_window(increment *inc, ml_ref s, const place *query, ml_axis ke
     ml_ref index = ml_map2(g, ML_OP_ADD, element, ml_const_int(g, ML_I32, rows - lead));
     index = ml_map2(g, ML_OP_SUB, index, inc->in->start);
     ml_ref value = ml_gather(g, all, index, inc->fresh);
-    ml_ref seen = ml_map2(g, ML_OP_LE, element, inc->position[at]);
+    ml_ref seen = ml_map2(g, ML_OP_LE, element, increment_index(inc, query->outer ? 0 : lead, at));
     return ml_where(g, seen, value, ml_const(g, (ml_dtype)ml_graph_type(g, value)->dtype, 0));
+}
+
+ml_ref increment_spread(increment *inc, ml_ref n, at_positions at) {
+    ml_graph *g = inc->g;
+    ml_ref s = ml_graph_source(g, n, 0);
+    place p = inc->places[s];
+    p.outer = p.axis; /* of the index within the chunk */
+    return ml_gather(g, inc->values[at][s], increment_place_index(inc, &p, false, at),
+                     (ml_axis)ml_graph_args(g, n)[1]);
 }
 
 /* {row, new}: this position is the last of a chunk, whose value it makes known. */

@@ -62,6 +62,7 @@ static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
     if (n == inc->in->tokens)
         return at == AT_LAST ? increment_last(inc, inc->in->fed) : inc->in->fed;
     if (increment_exclusive(inc, n)) return inc->values[at][ml_graph_source(g, n, 0)];
+    if (increment_spreads(inc, n)) return increment_spread(inc, n, at);
     if (increment_mixes(inc, n)) return mixed(inc, n, at);
     if (increment_crosses(inc, n)) return increment_cross(inc, n, at);
     if (increment_is_rows(inc, n)) return increment_rows(inc, n, at);

@@ -199,6 +199,10 @@ ml_ref increment_contraction(increment *inc, ml_ref n, at_positions at);
 /* chunks.c: positions that a script cuts into chunks. */
 /* Sums over a whole chunk, running sums within or over chunks: gives n's place where it is one. */
 bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, place *out);
+/* A merge of chunks with an axis of as many elements as one has positions: values of chunks become
+ * those of positions. */
+bool increment_spreads(const increment *inc, ml_ref n);
+ml_ref increment_spread(increment *inc, ml_ref n, at_positions at);
 /* x:cumsum(chunks) - x: of the chunks before. */
 bool increment_exclusive(const increment *inc, ml_ref n);
 /* Elements of s along the chunk that `query` is in at each position, {row, new, key, ...}; those

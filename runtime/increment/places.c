@@ -132,12 +132,21 @@ static place split_place(increment *inc, ml_ref n, place p) {
     return p;
 }
 
+/* Of the positions within chunks. */
+static place cut_place(increment *inc, ml_ref n, const place *p) {
+    place out;
+    if (!increment_find_chunks(inc, n, p, &out)) refuse_cut(inc, n, p);
+    return out;
+}
+
 static place merge_place(increment *inc, ml_ref n, place p) {
     const int64_t *args = ml_graph_args(inc->g, n);
     const ml_type *t = ml_graph_type(inc->g, ml_graph_source(inc->g, n, 0));
     if (p.other && (increment_names(inc->g, n, p.axis) || increment_names(inc->g, n, p.other)))
         refuse_pair(inc, n, &p);
     if (p.outer && args[0] == p.outer && args[1] == p.axis)
+        return (place){.fed = true, .axis = (ml_axis)args[2], .batch = p.batch, .lead = p.lead};
+    if (increment_spreads(inc, n))
         return (place){.fed = true, .axis = (ml_axis)args[2], .batch = p.batch, .lead = p.lead};
     if (p.outer && (args[0] == p.outer || args[1] == p.outer)) refuse_cut(inc, n, &p);
     if (args[0] != p.axis && args[1] != p.axis) {
@@ -213,7 +222,7 @@ static place move_place(increment *inc, ml_ref n) {
     case ML_MOVE_PAD:
         if (args[0] == p.batch && node->op == ML_OP_PAD)
             increment_refuse(inc, n, NULL, "pad adds sequences to the batch");
-        if (p.outer && args[0] == p.axis) refuse_cut(inc, n, &p);
+        if (p.outer && args[0] == p.axis) return cut_place(inc, n, &p);
         if (p.other && args[0] == p.outer) refuse_pair(inc, n, &p);
         if (!p.other)
             p.lead +=

@@ -181,6 +181,17 @@ static ml_ref prefix_of_source(increment *inc, ml_ref n, ml_ref s, int64_t count
     return ml_gather(inc->g, chunks, part_index(inc, p, true, 0, count), inc->past);
 }
 
+/* Of a merge of chunks with the positions within them. */
+static ml_ref prefix_of_spread(increment *inc, ml_ref n, int64_t count) {
+    ml_graph *g = inc->g;
+    ml_ref s = ml_graph_source(g, n, 0);
+    const place *from = &inc->places[s];
+    ml_ref value = increment_prefix(inc, s, (count - 1) / from->chunk + 1);
+    value = ml_gather(g, value, part_index(inc, from, true, 0, count), inc->past);
+    return ml_gather(g, value, part_index(inc, from, false, 0, count),
+                     (ml_axis)ml_graph_args(g, n)[1]);
+}
+
 ml_ref increment_prefix(increment *inc, ml_ref n, int64_t count) {
     ml_graph *g = inc->g;
     const ml_node node = *ml_graph_node(g, n);
@@ -199,6 +210,7 @@ ml_ref increment_prefix(increment *inc, ml_ref n, int64_t count) {
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
     if (increment_exclusive(inc, n))
         return ml_broadcast(g, ml_const(g, (ml_dtype)type.dtype, 0), &type);
+    if (increment_spreads(inc, n)) return prefix_of_spread(inc, n, count);
     ml_ref *sources = ML_NEW_ARRAY(inc->arena, ml_ref, node.source_count);
     for (int i = 0; i < node.source_count; i++)
         sources[i] = prefix_of_source(inc, n, ml_graph_source(g, n, i), count);

@@ -23,10 +23,10 @@ end
 
 -- {what it is, f(h, q, k, v)}; q, k, v {batch, chunks, within, ...} -> {batch, seq, value}
 local kinds = {
-  { "the last of each chunk", function(h, q, k, v)
+  { "the last of the chunk before", function(h, q, k, v)
     local g = cut(-m.softplus(h:dot(wg, "embed"))):cumsum "within"
     local all = g:slice("within", size - 1, size):sum "within"
-    return v * all end, "slice of the chunks" },
+    return v * before(all) end },
   { "running sums within a chunk", function(h, q, k, v)
     local g = cut(-m.softplus(h:dot(wg, "embed"))):cumsum "within"
     local s = q:dot(of_keys(k), "key")
@@ -49,6 +49,12 @@ local kinds = {
     local late = cut(h:pad("seq", 3, 0):slice("seq", 0, A.seq.size):dot(wv, "embed"))
     local whole = k:dot(late, "within")
     return q:dot(whole:cumsum "chunks" - whole, "key") + late end },
+  { "every position as the first of its chunk", function(_, _, _, v)
+    return m.tanh(v:slice("within", 0, 1):sum "within"):broadcast { A.batch, chunks, within, A.value } + v * 0 end },
+  { "the second of each chunk", function(_, _, _, v)
+    return before(v:slice("within", 1, 2)):sum "within":broadcast { A.batch, chunks, within, A.value } end },
+  { "the second of its own chunk", function(_, _, _, v)
+    return v:slice("within", 1, 2):sum "within":broadcast { A.batch, chunks, within, A.value } end, "looks ahead" },
   { "the chunk itself", function(_, q, k, v) return q:dot(k:dot(v, "within"):cumsum "chunks", "key") end, "looks ahead" },
   { "a sum from the end of the chunk", function(_, _, _, v) return v:cumsum("within", { reverse = true }) end, "no increment yet" },
 }
