@@ -210,6 +210,83 @@ local function check_stages(parts)
   end
 end
 
+local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = { "heads", "kv_heads", "seq" } }
+
+local function boolean(text) return ({ ["true"] = true, ["false"] = false })[text] end
+
+-- Whether a list has a name, and the list with it or without.
+local function with_name(list, name, wanted)
+  local out = {}
+  for _, other in ipairs(list or {}) do
+    if other ~= name then out[#out + 1] = other end
+  end
+  if wanted then out[#out + 1] = name end
+  return out
+end
+
+-- A layout's reshard entry: false, or no entry.
+local function retained(on)
+  if on then return false end
+end
+
+-- What --layout changes: each option's value of its text, or nil; its values in words; the mesh axis that it needs; and its
+-- effect on the specification of a layout, of presets and others.
+local OVERRIDES = {
+  { "preset", function(t) return (t == "megatron" or t == "fsdp") and t or nil end, "megatron or fsdp", "dp", function(spec, value)
+    spec.params.dp = value == "fsdp" and { "embed" } or nil
+    spec.reshard.dp = retained(value ~= "fsdp" and spec.state.dp)
+  end },
+  { "zero", boolean, "true or false", "dp", function(spec, value)
+    spec.state.dp = value and "flat" or nil
+    if not spec.params.dp then spec.reshard.dp = retained(value) end
+  end },
+  { "reshard", boolean, "true or false", "dp", function(spec, value)
+    for _, axis in ipairs { "dp", "cp", "tp" } do
+      local kept = axis == "dp" and spec.state.dp and not spec.params.dp -- ZeRO-1's
+      if spec.names[axis] and not kept then spec.reshard[axis] = retained(not value) end
+    end
+  end },
+  { "sp", boolean, "true or false", "tp", function(spec, value) spec.acts.tp = with_name(spec.acts.tp, "seq", value) end },
+  { "context", function(t) return CONTEXT[t] and t end, "gathered, ring or exchanged", "cp", function(spec, value) spec.acts.cp = CONTEXT[value] end },
+  { "exchange", function(t) return tonumber(t) end, "a factor, 0 or more", "ep", function(spec, value) spec.exchange = value end },
+  { "schedule", function(t) return t end, "a schedule", "pp", function(spec, value) spec.stages.schedule, spec.stages.chunks = value, nil end },
+  { "chunks", function(t) return math.tointeger(tonumber(t)) end, "a number of stages a rank", "pp", function(spec, value) spec.stages.chunks = value end },
+  { "microbatches", function(t) return math.tointeger(tonumber(t)) end, "a number", "pp", function(spec, value) spec.stages.microbatches = value end },
+}
+
+-- The specification as --layout changes it.
+local function overridden(spec)
+  local given, known, seen = core.options().layout, {}, {}
+  if not next(given) then return spec end
+  local out = { names = {} }
+  for key, value in pairs(spec) do out[key] = value end
+  for _, key in ipairs { "params", "acts", "state", "reshard", "stages" } do
+    out[key] = {}
+    for name, value in pairs(table_of(spec, key)) do out[key][name] = value end
+  end
+  for _, pair in ipairs(type(spec.mesh) == "table" and spec.mesh or {}) do out.names[pair[1]] = true end
+  for i, row in ipairs(OVERRIDES) do
+    local name, read, values, axis, change = table.unpack(row)
+    known[i], seen[name] = name, true
+    if given[name] then
+      local value = read(given[name])
+      if value == nil then core.fail(("--layout %s=%s: it is %s"):format(name, given[name], values)) end
+      if not out.names[axis] then
+        core.fail(("--layout %s is of the mesh axis %s, which the layout has not"):format(name, axis), { help = MEANINGS[axis] })
+      end
+      change(out, value)
+    end
+  end
+  for name in pairs(given) do
+    if not seen[name] then
+      local guess = core.suggest(name, known)
+      core.fail(("--layout has no option %q"):format(name), { help = guess and ("did you mean %s?"):format(guess) or table.concat(known, ", ") })
+    end
+  end
+  out.names = nil
+  return out
+end
+
 local meta = { __name = "layout" }
 
 function meta:__tostring()
@@ -220,7 +297,7 @@ end
 
 local function layout(_, spec)
   m.check_options("layout", spec or {}, TABLES)
-  spec = spec or {}
+  spec = overridden(spec or {})
   local mesh = read_mesh(spec.mesh)
   local parts = {
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
@@ -248,8 +325,6 @@ local function preset(options)
   end
   return options, mesh
 end
-
-local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = { "heads", "kv_heads", "seq" } }
 
 ---The result of m.layout; its fields are the options, and may be changed before it is used.
 ---@class Layout: LayoutOptions
@@ -292,21 +367,11 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 ---@overload fun(options: LayoutOptions): Layout
 m.layout = {}
 
----Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
----seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
----step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
----(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
----and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
----gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
----"interleaved" with `chunks` stages a rank, "zero-bubble", "gpipe") and `microbatches` are those of
----the stages of pp.
----@param options? LayoutPreset
----@return Layout
-function m.layout.megatron(options)
+local function megatron(options)
   local o, mesh = preset(options)
   local context = CONTEXT[o.context or "gathered"]
   if not context then core.fail(("there is no context %q"):format(tostring(o.context)), { help = "gathered, ring or exchanged" }) end
-  return m.layout {
+  return {
     mesh = mesh,
     params = { tp = { "heads", "kv_heads", "ffn", "vocab" }, ep = o.ep and { "experts" } },
     acts = {
@@ -319,16 +384,28 @@ function m.layout.megatron(options)
   }
 end
 
+---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
+---seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
+---step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
+---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
+---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
+---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
+---"interleaved" with `chunks` stages a rank, "zero-bubble", "gpipe") and `microbatches` are those of
+---the stages of pp.
+---@param options? LayoutPreset
+---@return Layout
+function m.layout.megatron(options) return m.layout(megatron(options)) end
+
 ---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
 ---backward pass again. With reshard = false the gathered ones are retained until then: less is sent, and
 ---in bf16 where that is what is computed in.
 ---@param options? LayoutPreset
 ---@return Layout
 function m.layout.fsdp(options)
-  local layout = m.layout.megatron(options)
-  layout.params.dp = { "embed" }
-  if not options or options.reshard ~= false then layout.reshard.dp = nil end
-  return layout
+  local spec = megatron(options)
+  spec.params.dp = { "embed" }
+  if not options or options.reshard ~= false then spec.reshard.dp = nil end
+  return m.layout(spec)
 end
 
 ---Data parallel; `zero` splits optimizer states too (ZeRO-1) and, from one step to the next, parameters:

@@ -48,6 +48,14 @@ typedef struct {
     int override_count;
     vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
     int mesh_count;
+    vm_setting layout[VM_MAX_SETTINGS]; /* --layout: an option of m.layout's presets, its value */
+    int layout_count;
+    double memory;        /* --memory: GiB of the device that is planned for; 0: its own */
+    int64_t gpus, hosts;  /* of tune: ranks, and on how many hosts; 0: not given */
+    int64_t global_batch; /* --batch of tune; 0: the script's */
+    int64_t within;       /* of tune: seconds of its search; 0: not given */
+    int64_t tries;        /* of tune: candidates that --measure runs */
+    bool measure;
     int64_t ranks;       /* -n; 0: not given */
     ml_comm *comm;       /* with the other ranks; NULL: one process */
     int run;             /* which of MLUA_RUNS, from 1 */
@@ -393,6 +401,7 @@ void vm_run_register(lua_State *L);
 void vm_checkpoint_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
+void vm_processes_register(lua_State *L);
 void vm_known_register(lua_State *L); /* after the traps */
 void vm_lsp_register(lua_State *L);
 void vm_layout_register(lua_State *L);

@@ -59,4 +59,10 @@ PROCESS_TEST(check_predicts_by_what_doctor_measured) {
     process_expect(&after, "(by rates measured here on 20");
     CHECK(process_number(after.output, "predicted step  ") > 0);
     CHECK(strstr(after.output, "MFU") == NULL); /* no data sheet says what it should reach */
+    process_result tuned = process_run(
+        room, 0, "MLUA_CACHE=cache",
+        "tune \"$ROOT/models/gpt.lua\" layers=1 embed=32 heads=2 seq=16 batch=4 --gpus 2 "
+        "--device cpu --within 1 --measure --tries 1");
+    process_expect(&tuned, "1  ");
+    process_expect(&tuned, " (measured ");
 }

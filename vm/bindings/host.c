@@ -447,6 +447,7 @@ static int open_state(lua_State *L) {
     vm_checkpoint_register(L);
     vm_service_register(L);
     vm_check_register(L);
+    vm_processes_register(L);
     dry_register(L);
     precision_register(L);
     vm_layout_register(L);

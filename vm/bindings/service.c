@@ -31,6 +31,9 @@ static void push_settings(lua_State *L, const vm_options *o) {
     for (int i = 0; i < o->mesh_count; i++)
         vm_set_integer(L, o->mesh[i].key, strtoll(o->mesh[i].text, NULL, 10));
     lua_setfield(L, -2, "mesh");
+    lua_newtable(L);
+    for (int i = 0; i < o->layout_count; i++) vm_set_string(L, o->layout[i].key, o->layout[i].text);
+    lua_setfield(L, -2, "layout");
 }
 
 /* How generate continues prompts; numbers that are 0 were not given. */
@@ -54,6 +57,19 @@ static void push_answers(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "stops");
 }
 
+static void push_tune(lua_State *L, const vm_options *o) {
+    vm_set_integer(L, "gpus", o->gpus);
+    vm_set_integer(L, "hosts", o->hosts);
+    vm_set_integer(L, "global_batch", o->global_batch);
+    vm_set_integer(L, "tries", o->tries);
+    vm_set_integer(L, "within", o->within);
+    vm_set_number(L, "memory", o->memory);
+    vm_set_boolean(L, "measure", o->measure);
+    vm_set_integer(L, "processors", sysconf(_SC_NPROCESSORS_ONLN));
+    vm_set_string(L, "device_name", o->device);
+    vm_set_string(L, "dtype_name", o->dtype >= 0 ? ml_dtypes[o->dtype].name : NULL);
+}
+
 static void push_serve(lua_State *L, const vm_options *o) {
     vm_set_string(L, "host", o->host);
     vm_set_integer(L, "port", o->port);
@@ -75,6 +91,7 @@ static void push_task(lua_State *L, const vm_options *o) {
     vm_set_number(L, "top_p", o->top_p);
     push_answers(L, o);
     push_serve(L, o);
+    push_tune(L, o);
     vm_set_string(L, "export_to", o->out);
     vm_set_string(L, "file_dtype", o->file_dtype);
     vm_set_boolean(L, "hf", o->hf);
@@ -140,6 +157,14 @@ static int core_set_seed(lua_State *L) {
 
 /* ---- Device ---------------------------------------------------------------------------------- */
 
+/* --memory, and --nodes: of which the ranks that --mesh makes are. */
+static void set_options(const vm_options *o, ml_target *target) {
+    int64_t ranks = 1;
+    for (int i = 0; i < o->mesh_count; i++) ranks *= strtoll(o->mesh[i].text, NULL, 10);
+    if (o->memory > 0) target->memory_bytes = (int64_t)(o->memory * (1 << 30));
+    if (o->hosts > 0) target->host_ranks = (int)((ranks - 1) / o->hosts + 1);
+}
+
 /* What `mlua check` and the prompt plan for: the named device, else the machine's GPU, else its
  * CPU. */
 static void choose_target(lua_State *L) {
@@ -161,6 +186,7 @@ static void choose_target(lua_State *L) {
         lua_pushstring(L, device->description);
     }
     ml_target_set_options(&vm->check_target);
+    set_options(vm->options, &vm->check_target);
     vm->check_device = vm_intern(L, lua_tostring(L, -1));
     lua_pop(L, 1);
 }

@@ -7,7 +7,7 @@
 #include "vm/cli/gpus.h"
 
 /* Rates that were measured on this machine come before those of a table. */
-bool predicted_rates(lua_State *L, int64_t ranks, ml_rates *rates, vm_predicted *p) {
+bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
     const ml_vm *vm = vm_of(L);
     const ml_target *target = vm_target(L);
     const ml_gpu *gpu = target->kind == ML_TARGET_CUDA ? gpu_by_model(vm->check_device) : NULL;
@@ -17,14 +17,14 @@ bool predicted_rates(lua_State *L, int64_t ranks, ml_rates *rates, vm_predicted 
     const char *name = vm->options->device;
     bool here = cpu || (gpu_is_present() && (!name || strcmp(name, "cuda") == 0));
     const ml_rates *table = gpu ? ml_rates_of(gpu->key) : NULL;
-    if (here && ml_bench_rates(cpu ? "cpu" : "cuda", rates, date)) {
-        if (cpu) ml_bench_share(rates, ranks);
+    if (here && ml_bench_rates(cpu ? "cpu" : "cuda", &p->rates, date)) {
+        if (cpu) ml_bench_share(&p->rates, ranks);
         p->source = vm_intern(L, lua_pushfstring(L, "by rates measured here on %s", date));
         lua_pop(L, 1);
         return p->known = true;
     }
     if (!table) return false;
-    *rates = *table;
+    p->rates = *table;
     p->source = vm_intern(L, lua_pushfstring(L, "by the table of %s", gpu->key));
     lua_pop(L, 1);
     return p->known = true;
@@ -41,9 +41,8 @@ static void predict(void *argument) {
     predict_plan(call->rates, call->plan, &call->one);
 }
 
-void predicted_add(lua_State *L, vm_predicted *p, const ml_rates *rates, const ml_plan *plan,
-                   double times) {
-    predict_call call = {.rates = rates, .plan = plan};
+void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double times) {
+    predict_call call = {.rates = &p->rates, .plan = plan};
     vm_protect(L, predict, &call);
     predict_add(&p->step, &call.one, times);
 }
@@ -73,6 +72,10 @@ void predicted_json(const vm_predicted *p, double tokens, double flops, json_t *
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "seconds", s->seconds, "tokens_per_s",
                   tokens / s->seconds, "mfu", mfu(p, flops), "exposed", s->exposed / s->seconds,
                   "collectives", s->sent / s->seconds, "bubble", s->bubble, "rates", p->source);
+    if (out) json_object_set_new(out, "memory_bytes", json_real(p->rates.memory_bytes));
+    if (out) json_object_set_new(out, "link_bytes", json_real(p->rates.link_bytes));
+    if (out) json_object_set_new(out, "network_bytes", json_real(p->rates.network_bytes));
+    if (out) json_object_set_new(out, "host_ranks", json_integer(p->rates.host_ranks));
     for (int i = 0; i < PREDICT_KINDS && out; i++)
         json_object_set_new(out, predict_names[i], json_real(s->busy[i] / s->seconds));
     json_object_set_new(object, "predicted", out);

@@ -38,6 +38,7 @@ static int exit_of_signal(const vm_options *options) {
 static int run_command(vm_options *options, int count, char **words);
 static int check_main(vm_options *options, int count, char **words);
 static int watch_main(vm_options *options, int count, char **words);
+static int tune_main(vm_options *options, int count, char **words);
 static int repl_main(vm_options *options, int count, char **words);
 static int generate_main(vm_options *options, int count, char **words);
 static int serve_main(vm_options *options, int count, char **words);
@@ -58,6 +59,10 @@ static const command commands[] = {
     {"watch", "SCRIPT [key=value ...]",
      "check at each save; show errors, and what differs from the report before", FOR_WATCH,
      watch_main},
+    {"tune", "SCRIPT --gpus N [key=value ...]",
+     "search the layouts of so many GPUs for the fastest that fits, by predicted times; print it "
+     "as a command",
+     FOR_TUNE, tune_main},
     {"repl", "[SCRIPT] [key=value ...]",
      "type expressions, see their types and values; knows what SCRIPT sets, and trains nothing",
      FOR_REPL, repl_main},
@@ -535,6 +540,20 @@ static int lsp_main(vm_options *options, int count, char **words) {
     (void)words;
     if (count) return usage_error("lsp takes no arguments: an editor starts it");
     return library_main(options, "mlua.lsp", NULL);
+}
+
+static int tune_main(vm_options *options, int count, char **words) {
+    options->mode = VM_CHECK;
+    int result = parse_script("tune", options, count, words, true);
+    if (result != EXIT_OK) return result;
+    if (!options->gpus) {
+        usage_error("tune needs the number of GPUs");
+        return print_suggestion(NULL, "mlua tune models/gpt.lua --gpus 8 --device h200");
+    }
+    if (options->tries && !options->measure)
+        return usage_error("--tries says how many --measure runs, and nothing asks for that");
+    return readable(options->script) ? library_main(options, "mlua.tune", NULL)
+                                     : missing_script(options->script);
 }
 
 static int editor_main(vm_options *options, int count, char **words) {

@@ -53,6 +53,20 @@ static int parse_mesh(vm_options *options, char *text) {
     return EXIT_OK;
 }
 
+/* "context=ring,zero=false"; cuts the text apart. What they may be, stdlib/layout.lua knows. */
+static int parse_layout(vm_options *options, char *text) {
+    for (char *item = strtok(text, ","); item; item = strtok(NULL, ",")) {
+        char *equals = strchr(item, '=');
+        if (!equals || equals == item || !equals[1])
+            return usage_error("--layout takes options such as context=ring, not \"%s\"", item);
+        *equals = 0;
+        if (options->layout_count == VM_MAX_SETTINGS)
+            return usage_error("--layout has too many options");
+        options->layout[options->layout_count++] = (vm_setting){item, equals + 1};
+    }
+    return EXIT_OK;
+}
+
 static int parse_dtype(vm_options *options, char *text) {
     if (options->task && strcmp(options->task, "export") == 0)
         return options->file_dtype = text, EXIT_OK;
@@ -137,14 +151,15 @@ typedef struct {
 } option;
 static const option option_table[] = {
     {"--device", "NAME", OWN(parse_device),
-     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
-     "cpu, cuda or null; default: the GPU where there is one. `check` and `repl` also take h200, "
-     "..."},
+     FOR_SCRIPTS | FOR_WATCH | FOR_TUNE | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+     "cpu, cuda or null; default: the GPU where there is one. `check`, `tune` and `repl` also take "
+     "h200, ..."},
     {"--dtype", "NAME", OWN(parse_dtype),
-     FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
+     FOR_SCRIPTS | FOR_WATCH | FOR_TUNE | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "in which forward functions compute: bf16, f16 (with a scaled loss), f32 or f64; default: "
      "bf16 on a GPU, f32 on a CPU"},
-    {"--json", NULL, FLAG(json), FOR_RUN | FOR_CHECK | FOR_GENERATE | FOR_SHOW | FOR_TOKENIZE,
+    {"--json", NULL, FLAG(json),
+     FOR_RUN | FOR_CHECK | FOR_TUNE | FOR_GENERATE | FOR_SHOW | FOR_TOKENIZE,
      "one JSON object a step, or the report as one, alone on standard output"},
     {"--seed", "N", OWN(parse_seed),
      FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
@@ -152,6 +167,21 @@ static const option option_table[] = {
     {"--mesh", "a=2,b=4", OWN(parse_mesh),
      FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "sizes of the layout's mesh axes, 1 where not named"},
+    {"--layout", "a=x,b=y", OWN(parse_layout), FOR_SCRIPTS | FOR_WATCH,
+     "options of the layout instead of the script's: preset=fsdp, zero, sp, reshard, context, "
+     "exchange, schedule, chunks, microbatches (m.layout.megatron)"},
+    {"--memory", "GIB", NUMBER(memory, 1e9), FOR_CHECK | FOR_WATCH | FOR_TUNE,
+     "plan for so much memory of each GPU (default: what it has)"},
+    {"--gpus", "N", COUNT(gpus, 1), FOR_TUNE, "ranks that the layout is for"},
+    {"--nodes", "N", COUNT(hosts, 1), FOR_CHECK | FOR_WATCH | FOR_TUNE,
+     "hosts that the ranks are on (default: 8 on each)"},
+    {"--batch", "N", COUNT(global_batch, 1), FOR_TUNE,
+     "samples of a step, of all ranks (default: the script's)"},
+    {"--within", "SECONDS", COUNT(within, 1), FOR_TUNE,
+     "how long to plan layouts (default 9); at least some are planned"},
+    {"--measure", NULL, FLAG(measure), FOR_TUNE,
+     "run the best on this machine for a few steps each, and choose by what that measures"},
+    {"--tries", "N", COUNT(tries, 1), FOR_TUNE, "how many --measure runs (default 5)"},
     {"-n", "RANKS", OWN(parse_ranks), FOR_RUN | FOR_DOCTOR | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "ranks to start on this host (default 1)"},
     {"--profile", "FILE.json", TEXT(profile), FOR_RUN,

@@ -25,6 +25,7 @@ enum {
     FOR_TOKENIZE = 128,
     FOR_SERVE = 256,
     FOR_WATCH = 1 << 12,
+    FOR_TUNE = 512,
     FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
 };
 

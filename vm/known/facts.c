@@ -205,7 +205,8 @@ static int core_known_steps(lua_State *L) {
     vm_predicted predicted = {0};
     step_times times = {.layout = ml_session_layout(vm_of(L)->session)};
     int64_t ranks = times.layout ? ml_layout_ranks(times.layout) : 1;
-    if (lua_rawlen(L, 3)) times.known = predicted_rates(L, ranks, &times.rates, &predicted);
+    if (lua_rawlen(L, 3)) times.known = predicted_rates(L, ranks, &predicted);
+    times.rates = predicted.rates;
     for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, 3); i++) {
         lua_rawgeti(L, 3, i);
         const vm_program *program = vm_to_program(L, -1);

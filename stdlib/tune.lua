@@ -1,0 +1,270 @@
+-- `mlua tune`: the fastest layout of a script on so many GPUs, by predicted times.
+--
+-- Each candidate is a mesh, options of the layout (--layout) and a number of microbatches; the global batch, precision and
+-- capacity stay as they are. A check of one GPU says what the model computes; an analytic estimate from that orders all
+-- candidates and leaves out those whose states cannot fit. The first ones are planned and predicted by `mlua check`, several at once, and
+-- each result corrects the estimates of candidates that resemble it (tune_candidates.lua). With --measure the best are run.
+local core = require "mlua.core"
+local candidates = require "mlua.tune_candidates"
+
+local LIMIT = 9.0 -- seconds of the search
+local IDLE = 6 -- rounds without a better layout that end it
+local SHOWN = 5
+local MEASURED = { tries = 5, steps = 8, last = 5, seconds = 600 }
+
+local options = core.options()
+local started = core.time()
+
+-- Commands ------------------------------------------------------------------------------------------------------------------
+
+-- The words that a candidate adds to a command, as one types them.
+local function candidate_words(c, facts)
+  local words, mesh, layout = {}, {}, {}
+  for _, axis in ipairs(facts.mesh_names) do
+    if c.mesh[axis] and c.mesh[axis] > 1 then mesh[#mesh + 1] = ("%s=%d"):format(axis, c.mesh[axis]) end
+  end
+  for _, pair in ipairs(c.layout) do layout[#layout + 1] = pair[1] .. "=" .. tostring(pair[2]) end
+  if facts.settings.accum then words[#words + 1] = ("accum=%d"):format(c.accum) end
+  if #mesh > 0 then table.move({ "--mesh", table.concat(mesh, ",") }, 1, 2, #words + 1, words) end
+  if #layout > 0 then table.move({ "--layout", table.concat(layout, ",") }, 1, 2, #words + 1, words) end
+  return words
+end
+
+-- What the user gave, without the script.
+local function given_words(with_device)
+  local words = {}
+  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
+  if options.global_batch > 0 then words[#words + 1] = ("batch=%d"):format(options.global_batch) end
+  if with_device and options.device_name then table.move({ "--device", options.device_name }, 1, 2, #words + 1, words) end
+  if options.dtype_name then table.move({ "--dtype", options.dtype_name }, 1, 2, #words + 1, words) end
+  return words
+end
+
+local function joined(...)
+  local out = {}
+  for _, words in ipairs { ... } do table.move(words, 1, #words, #out + 1, out) end
+  return out
+end
+
+local function check_words(more, memory)
+  local words = joined({ "check", options.script }, given_words(true), more, { "--json" })
+  if memory > 0 then table.move({ "--memory", tostring(memory) }, 1, 2, #words + 1, words) end
+  if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
+  return words
+end
+
+-- The report of a check, also of one that does not fit; nil and the message where it has none.
+local function report_of(result)
+  if not result then return nil, "it was not done in time" end
+  local report = result.output ~= "" and core.json(result.output:match "[^\n]*") or nil
+  return report, result.errors
+end
+
+-- One GPU -------------------------------------------------------------------------------------------------------------------
+
+local ENOUGH = 1e8 -- GiB: nothing is recomputed
+
+-- What the script computes on one GPU, and how many layers it has.
+local function read_facts()
+  local results = core.run_program({ check_words({}, ENOUGH), check_words({ "--mesh", "pp=2" }, ENOUGH) }, options.processors, 600)
+  local report, errors = report_of(results[1])
+  if not report then
+    io.stderr:write(errors)
+    core.fail "the script cannot be planned on one GPU, from which the search begins"
+  end
+  if not next(report.mesh) then
+    core.fail("the script gives its programs no layout: there is nothing to choose", {
+      help = "m.train{layout = m.layout.megatron{}}, or the same option of m.compile",
+    })
+  end
+  if not report.predicted then
+    core.fail("nothing is known of how fast the device is", {
+      help = "--device a100, h100, h200 or b200; mlua doctor --bench measures this machine's",
+    })
+  end
+  if options.global_batch > 0 and not report.settings.batch then core.fail "--batch: the script has no setting batch" end
+  local staged = report_of(results[2])
+  local names = {}
+  for _, axis in ipairs { "pp", "dp", "ep", "cp", "tp" } do
+    if report.mesh[axis] then names[#names + 1] = axis end
+  end
+  for axis in pairs(report.mesh) do
+    local known = false
+    for _, name in ipairs(names) do known = known or name == axis end
+    if not known then
+      core.fail(("the layout has a mesh axis %s, of which the search knows nothing"):format(axis), {
+        help = "its axes are dp, tp, cp, pp and ep, as those of m.layout.megatron",
+      })
+    end
+  end
+  return {
+    axes = report.axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = staged and staged.layers or 1,
+    parameters = report.parameters, tokens = report.tokens, predicted = report.predicted, gpus = options.gpus,
+    hosts = options.hosts, bytes = report.device:find "NVIDIA" and 2 or 4, memory = core.device().memory_bytes,
+  }
+end
+
+-- Search --------------------------------------------------------------------------------------------------------------------
+
+-- A candidate's result, from the report of its check.
+local function note(c, result)
+  local report, errors = report_of(result)
+  c.done = true
+  if not report or not report.predicted then
+    c.failed = (errors or ""):match "[^\n]*"
+    return
+  end
+  c.seconds, c.predicted, c.memory, c.tokens_per_s = report.predicted.seconds, report.predicted, report.peak_bytes, report.predicted.tokens_per_s
+  c.fits = result.code == 0
+  c.planned_bubble = report.bubble
+end
+
+local function best_of(list)
+  local best
+  for _, c in ipairs(list) do
+    if c.fits and (not best or c.seconds < best.seconds) then best = c end
+  end
+  return best
+end
+
+local function search(facts, list)
+  local planned, idle = 0, 0
+  local jobs = options.processors
+  while idle < IDLE do
+    local left = (options.within > 0 and options.within or LIMIT) - (core.time() - started)
+    local best, batch = best_of(list), candidates.next(list, 2 * jobs, best_of(list))
+    if #batch == 0 or (left <= 0 and best) then break end
+    local words = {}
+    for i, c in ipairs(batch) do words[i] = check_words(candidate_words(c, facts), options.memory) end
+    local results = core.run_program(words, jobs, best and left or 600)
+    for i, c in ipairs(batch) do
+      if results[i] then
+        note(c, results[i])
+        planned = planned + 1
+      end
+    end
+    candidates.learn(list)
+    idle = best_of(list) == best and idle + 1 or 0
+  end
+  return planned
+end
+
+-- Measuring -----------------------------------------------------------------------------------------------------------------
+
+local function median(list)
+  table.sort(list)
+  return list[(#list + 1) // 2]
+end
+
+-- Tokens a second of a candidate that runs here, the median of its last steps; nil and the reason where it does not run.
+local function measure(c, facts)
+  local words = joined({ "run", options.script }, given_words(true), candidate_words(c, facts), { "--json", "--quiet" })
+  if facts.gpus > 1 then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
+  if facts.settings.steps then words[#words + 1] = ("steps=%d"):format(MEASURED.steps) end
+  if facts.settings.sample then words[#words + 1] = "sample=0" end
+  local result = core.run_program({ words }, 1, MEASURED.seconds)[1]
+  if not result or result.code ~= 0 then return nil, result and result.errors:match "[^\n]*" or "it did not end" end
+  local rates = {}
+  for line in result.output:gmatch "[^\n]+" do
+    local step = core.json(line)
+    if step and step.tokens_per_s then rates[#rates + 1] = step.tokens_per_s end
+  end
+  if #rates == 0 then return nil, "it printed no step" end
+  return median(table.move(rates, math.max(1, #rates - MEASURED.last + 1), #rates, 1, {}))
+end
+
+-- The candidates that lead are run one after another; what a run takes corrects the predictions of those that resemble it.
+local function measure_best(facts, list)
+  for _ = 1, options.tries > 0 and options.tries or MEASURED.tries do
+    local c = candidates.leading(list)
+    if not c then break end
+    local rate, reason = measure(c, facts)
+    c.measured, c.unmeasured = rate, not rate and reason or nil
+    candidates.correct(list, facts.tokens)
+    if not options.json then
+      io.write(rate and ("measured %8.0f tokens/s, predicted %8.0f: %s\n"):format(rate, c.tokens_per_s, table.concat(candidate_words(c, facts), " "))
+        or ("not measured: %s: %s\n"):format(table.concat(candidate_words(c, facts), " "), reason))
+      io.flush()
+    end
+  end
+end
+
+-- Output --------------------------------------------------------------------------------------------------------------------
+
+local function command(c, facts)
+  local words = joined({ "mlua", "run", options.script }, given_words(options.device_name == "cpu"), candidate_words(c, facts))
+  local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
+  if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
+  for i, word in ipairs(words) do
+    if word:find "[^%w_./=,:%-]" then words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
+  end
+  return table.concat(words, " ")
+end
+
+-- Shares of a step, in seconds.
+local function parts(c)
+  local p, s = c.predicted, c.predicted.seconds
+  return {
+    { "bubble", p.bubble * s }, { "exposed communication", p.exposed * s * (1 - p.bubble) }, { "products", p.products * s },
+    { "attention", p.attention * s }, { "memory-bound kernels", p.memory * s }, { "launches and small kernels", p.other * s },
+  }
+end
+
+-- Why a candidate is slower than the best: the part of its step that is longer by most.
+local function reason(c, best)
+  if best.measured and c.measured then return ("measured %.1f %% slower"):format(100 * (best.measured / c.measured - 1)) end
+  local mine, others, worst = parts(c), parts(best), nil
+  for i, part in ipairs(mine) do
+    local more = part[2] - others[i][2]
+    if not worst or more > worst[2] then worst = { part[1], more, part[2], others[i][2] } end
+  end
+  return ("%.1f %% slower, most of it %s: %.4g ms a step, %.4g of the best"):format(100 * (c.seconds / best.seconds - 1), worst[1], 1e3 * worst[3], 1e3 * worst[4])
+end
+
+local function print_text(facts, ranked, planned, all)
+  for i = 1, math.min(SHOWN, #ranked) do
+    local c = ranked[i]
+    local p = c.predicted
+    io.write(("%d  %.0f tokens/s%s, %.1f ms a step%s, memory %.1f GiB, bubble %.1f %%, exposed communication %.1f %%\n"):format(
+      i, c.tokens_per_s, c.measured and (" (measured %.0f)"):format(c.measured) or "", 1e3 * c.seconds,
+      p.mfu > 0 and (", MFU %.1f %%"):format(100 * p.mfu) or "", c.memory / 2 ^ 30, 100 * p.bubble, 100 * p.exposed))
+    if i > 1 then io.write("   ", reason(c, ranked[1]), "\n") end
+    io.write("   ", command(c, facts), "\n")
+  end
+  io.write(("%d layouts, %d of them planned, in %.1f s; predicted %s\n"):format(all, planned, core.time() - started, facts.predicted.rates))
+end
+
+local function print_json(facts, ranked, planned, all)
+  local out = { layouts = all, planned = planned, seconds = core.time() - started, rates = facts.predicted.rates, best = core.list {} }
+  for i = 1, math.min(SHOWN, #ranked) do
+    local c = ranked[i]
+    out.best[i] = {
+      command = command(c, facts), tokens_per_s = c.tokens_per_s, seconds = c.seconds, memory_bytes = c.memory, bubble = c.predicted.bubble,
+      exposed = c.predicted.exposed, mfu = c.predicted.mfu, measured = c.measured, slower = i > 1 and reason(c, ranked[1]) or nil,
+    }
+  end
+  io.write(core.to_json(out), "\n")
+end
+
+local function fail_small(list)
+  local least, why
+  for _, c in ipairs(list) do
+    if c.memory and (not least or c.memory < least.memory) then least = c end
+    why = why or c.failed
+  end
+  if least then core.fail(("no layout fits: the smallest that was planned needs %.1f GiB of each GPU"):format(least.memory / 2 ^ 30), { help = "more --gpus, or a smaller batch" }) end
+  core.fail("no layout can be planned" .. (why and ": " .. why or ""))
+end
+
+return function()
+  local facts = read_facts()
+  local list = candidates.all(facts)
+  if #list == 0 then
+    core.fail(("no layout of %d GPUs divides the model and its batch"):format(facts.gpus), { help = "a batch that more numbers divide, or fewer --gpus" })
+  end
+  local planned = search(facts, list)
+  if not best_of(list) then fail_small(list) end
+  if options.measure then measure_best(facts, list) end
+  local ranked = candidates.ranked(list)
+  if options.json then print_json(facts, ranked, planned, #list) else print_text(facts, ranked, planned, #list) end
+end

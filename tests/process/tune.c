@@ -1,0 +1,108 @@
+/* mlua tune: the layouts that it finds, and --layout, by which its commands say them. */
+#include "tests/process/support.h"
+
+#include <string.h>
+
+static const char *const MODEL =
+    "\"$ROOT/models/gpt.lua\" layers=4 embed=256 heads=4 vocab=512 seq=128 sample=0";
+
+/* The text between the quotes that follow `key`. */
+static char *quoted(process_room *room, const char *text, const char *key) {
+    const char *at = strstr(text, key);
+    CHECK(at != NULL);
+    at += strlen(key);
+    return ml_arena_copy(room->arena, at, strcspn(at, "\""));
+}
+
+/* --layout changes what the script's own options would: equal plans. */
+PROCESS_TEST(layout_options) {
+    static const char *const pairs[][2] = {
+        {"layout=fsdp --mesh dp=2,tp=2", "--mesh dp=2,tp=2 --layout preset=fsdp"},
+        {"layout=fsdp reshard=false --mesh dp=4", "--mesh dp=4 --layout preset=fsdp,reshard=false"},
+        {"--mesh dp=4", "layout=fsdp --mesh dp=4 --layout preset=megatron"},
+        {"--mesh dp=2,cp=2", "--mesh dp=2,cp=2 --layout zero=true,sp=true,context=gathered"},
+        {"schedule=zero-bubble accum=4 --mesh pp=2",
+         "accum=4 --mesh pp=2 --layout schedule=zero-bubble"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char *collectives[2];
+        double peak[2], flops[2];
+        for (int k = 0; k < 2; k++) {
+            process_result r =
+                process_run(room, 0, "", "check %s %s --json --device h200", MODEL, pairs[i][k]);
+            const char *at = strstr(r.output, "\"predicted\":");
+            CHECK(at != NULL);
+            collectives[k] = ml_arena_copy(room->arena, at, strcspn(at, "}"));
+            peak[k] = process_number(r.output, "\"peak_bytes\":");
+            flops[k] = process_number(r.output, "\"flops\":");
+        }
+        CHECK_TEXT(collectives[0], collectives[1]);
+        CHECK(peak[0] == peak[1] && flops[0] == flops[1]);
+    }
+}
+
+PROCESS_TEST(layout_options_errors) {
+    static const char *const cases[][2] = {
+        {"--layout context=round", "--layout context=round: it is gathered, ring or exchanged"},
+        {"--layout contxt=ring", "did you mean context?"},
+        {"--layout exchange=2",
+         "--layout exchange is of the mesh axis ep, which the layout has not"},
+        {"--layout schedule=fast --mesh pp=2", "there is no schedule \"fast\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        process_result r =
+            process_run(room, 1, "", "check %s --device h200 %s", MODEL, cases[i][0]);
+        process_expect(&r, cases[i][1]);
+    }
+    process_result r = process_run(room, 2, "", "check %s --layout ring", MODEL);
+    process_expect(&r, "--layout takes options such as context=ring, not \"ring\"");
+}
+
+/* The command that is printed has the predicted time that is printed, which no other of the best
+ * undercuts. */
+PROCESS_TEST(tune_prints_a_command) {
+    process_result r = process_run(
+        room, 0, "", "tune %s --batch 64 --gpus 4 --device h200 --json --within 2", MODEL);
+    char *command = quoted(room, r.output, "\"command\":\"mlua run ");
+    double found = process_number(r.output, "\"tokens_per_s\":");
+    for (const char *at = r.output; (at = strstr(at, "\"tokens_per_s\":")); at++)
+        CHECK(process_number(at, "\"tokens_per_s\":") <= found);
+    char *tail = strstr(command, " -n 4");
+    CHECK(tail != NULL && strstr(command, "batch=64") != NULL);
+    *tail = 0;
+    r = process_run(room, 0, "", "check %s --json --device h200", command);
+    double again = process_number(strstr(r.output, "\"predicted\":"), "\"tokens_per_s\":");
+    CHECK(again > 0.999999 * found && again < 1.000001 * found);
+}
+
+/* Less memory, another layout; and where nothing fits, the least. */
+PROCESS_TEST(tune_fits_memory) {
+    const char *const large = "\"$ROOT/models/gpt.lua\" preset=gpt-1.3b";
+    process_result r = process_run(
+        room, 0, "", "tune %s --batch 8 --gpus 8 --device h200 --memory 12 --json --within 2",
+        large);
+    CHECK(process_number(r.output, "\"memory_bytes\":") < 12.0 * (1 << 30));
+    r = process_run(room, 1, "", "tune %s --gpus 1 --device h200 --memory 20 --within 1", large);
+    process_expect(&r, "no layout fits: the smallest that was planned needs ");
+}
+
+PROCESS_TEST(tune_errors) {
+    process_result r = process_run(room, 2, "", "tune %s", MODEL);
+    process_expect(&r, "tune needs the number of GPUs");
+    r = process_run(room, 1, "", "tune nothing.lua --gpus 2");
+    process_expect(&r, "cannot open nothing.lua");
+    r = process_run(room, 2, "", "tune %s --gpus 2 --tries 3", MODEL);
+    process_expect(&r, "--tries says how many --measure runs");
+    process_write(
+        room, "plain.lua",
+        "local m = require 'mlua'\n"
+        "local A = m.axes { batch = 8, seq = 8, embed = 8, vocab = 256 }\n"
+        "local M = m.module('M', function(self) self.w = m.param { A.vocab, A.embed } end)\n"
+        "function M:forward(t)\n"
+        "  return self.w:gather(t, 'vocab'):dot(self.w, 'embed')\n"
+        "end\n"
+        "m.train { model = M(), batch = A.batch, seq = A.seq, steps = 1 }\n");
+    r = process_run(room, 1, "", "tune plain.lua --gpus 2 --device h200");
+    process_expect(&r, "the script gives its programs no layout: there is nothing to choose");
+    process_expect(&r, "m.train{layout = m.layout.megatron{}}");
+}
