@@ -46,6 +46,9 @@ bool ml_recurrence_elementwise(const ml_graph *g, ml_ref n);
 
 /* The first op of the step whose result is not linear in the states that it depends on; 0: none. */
 ml_ref ml_recurrence_nonlinear(const ml_graph *g, ml_ref n);
+/* Why a step that is linear in its states is no linear scan, in words; NULL: for no reason known.
+ */
+const char *ml_recurrence_refusal(const ml_graph *g, ml_ref n);
 /* A node of this op among those that a root of the step reaches; 0: none. */
 ml_ref ml_recurrence_find(const ml_graph *g, ml_ref root, ml_op op);
 /* The narrow float with the fewest digits among what the step computes; ML_F64: none. */

@@ -182,12 +182,42 @@ static bool distribute(const affine_state *x, term_list *terms, ml_ref *list, in
     return true;
 }
 
+static ml_ref at_place(const affine_state *x, ml_ref n, ml_axis axis, int64_t at) {
+    return ml_reduce(x->b->g, ML_OP_SUM, ml_slice(x->b->g, n, axis, at, at + 1), &axis, 1);
+}
+
+/* A product over one short axis that the state has not, times others: a sum of outer products. */
+static bool is_short(const affine_state *x, ml_ref n) {
+    const ml_node *node = ml_graph_node(x->b->g, n);
+    if (node->op != ML_OP_DOT || node->arg_count != 1) return false;
+    const ml_axis axis = (ml_axis)ml_graph_args(x->b->g, n)[0];
+    return ml_type_find(type_of(x, x->parameter), axis) < 0 &&
+           within(type_of(x, x->parameter), type_of(x, n)) &&
+           ml_type_size(type_of(x, ml_graph_source(x->b->g, n, 0)), axis) <= AFFINE_WRITES;
+}
+
+static bool expand(const affine_state *x, term_list *terms, ml_ref *list, int count, int at,
+                   bool negative) {
+    const ml_ref a = ml_graph_source(x->b->g, list[at], 0);
+    const ml_ref b = ml_graph_source(x->b->g, list[at], 1);
+    const ml_axis axis = (ml_axis)ml_graph_args(x->b->g, list[at])[0];
+    const int64_t size = ml_type_size(type_of(x, a), axis);
+    for (int64_t i = 0; i < size; i++) {
+        ml_ref product = join(x, ML_OP_MUL, at_place(x, a, axis, i), at_place(x, b, axis, i));
+        for (int k = 0; k < count; k++)
+            if (k != at) product = join(x, ML_OP_MUL, product, list[k]);
+        if (!add_terms(x, terms, product, negative)) return false;
+    }
+    return true;
+}
+
 static bool add_terms(const affine_state *x, term_list *terms, ml_ref n, bool negative) {
     ml_graph *g = x->b->g;
     ml_ref list[MOST_FACTORS];
     int count = 0;
     if (!factors(x, n, list, &count)) return false;
     for (int k = 0; k < count; k++) {
+        if (is_short(x, list[k])) return expand(x, terms, list, count, k, negative);
         ml_op op = (ml_op)ml_graph_node(g, list[k])->op;
         bool whole = within(type_of(x, x->parameter), type_of(x, list[k])) && x->keys.rank > 0;
         if ((op == ML_OP_ADD || op == ML_OP_SUB) && (whole || count == 1))
@@ -230,17 +260,20 @@ static void merge_terms(const affine_state *x, term_list *terms) {
         }
 }
 
-bool affine_outer(const affine_state *x, ml_ref rest, ml_ref *key, ml_ref *value) {
+int affine_outer(const affine_state *x, ml_ref rest, ml_ref *keys, ml_ref *values) {
+    term_list best = {0};
     for (int with_keys = 0; with_keys < 2; with_keys++) {
         term_list terms = {.with_keys = with_keys};
-        if (!add_terms(x, &terms, rest, false)) return false;
+        if (!add_terms(x, &terms, rest, false)) return 0;
         merge_terms(x, &terms);
-        if (terms.count != 1) continue;
-        *key = terms.list[0].key, *value = terms.list[0].value;
-        if (terms.list[0].negative) *key = ml_map1(x->b->g, ML_OP_NEG, *key);
-        return true;
+        if (with_keys == 0 || terms.count < best.count) best = terms;
     }
-    return false;
+    if (best.count > AFFINE_WRITES) return 0;
+    for (int i = 0; i < best.count; i++) {
+        keys[i] = best.list[i].key, values[i] = best.list[i].value;
+        if (best.list[i].negative) keys[i] = ml_map1(x->b->g, ML_OP_NEG, keys[i]);
+    }
+    return best.count;
 }
 
 /* The factors of w without keys are u's: w stays what a step has, in its dtype. */

@@ -33,7 +33,7 @@ ml_ref recurrence_vectorized(recurrence_body *b, ml_ref n);
 /* What a node of the step is as a function of one state (recurrence_affine.c): decay S + sum of
  * u (w^T S) + rest; where it is a vector, whose keys are summed over, decay^T S + rest. 0 for what
  * it has not. `rounded`: on the way S was cast to a narrower dtype. */
-enum { AFFINE_PAIRS = 8 };
+enum { AFFINE_PAIRS = 8, AFFINE_WRITES = 4 };
 typedef struct {
     bool vector, rounded;
     ml_ref decay, rest;
@@ -53,8 +53,9 @@ void affine_keys(affine_state *x);
 bool affine_find(affine_state *x, ml_ref n, affine_form *out);
 /* Of u w^T: what of w has no keys becomes a factor of u. */
 void affine_move_factors(const affine_state *x, ml_ref *u, ml_ref *w);
-/* rest as one outer product; value 0: 1. */
-bool affine_outer(const affine_state *x, ml_ref rest, ml_ref *key, ml_ref *value);
+/* rest as a sum of outer products of AFFINE_WRITES at most: how many; 0: it is none. A value of 0
+ * is 1. */
+int affine_outer(const affine_state *x, ml_ref rest, ml_ref *keys, ml_ref *values);
 /* a op b, where neither may have all axes. */
 ml_ref affine_join(ml_graph *g, ml_op op, ml_ref a, ml_ref b);
 /* Without what repeats or reorders elements, and casts to wider floats. */
@@ -64,6 +65,8 @@ bool affine_has_any(const ml_type *t, const ml_type *axes);
 /* The outputs but for the histories, by linear scans where a state is one and by recurrences of
  * what is left (recurrence_match.c); false where none is. */
 bool recurrence_match(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+/* Why not, of the first state; NULL: a state is one, or there is nothing to say. */
+const char *recurrence_refusal(ml_graph *g, const ml_recurrence_step *step);
 
 /* The outputs but for the histories, by segments, where histories would be large; else false. */
 bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);

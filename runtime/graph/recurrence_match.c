@@ -27,14 +27,21 @@ typedef struct {
     recurrence_body b;
     int state;
     ml_type keys;
-    ml_ref decay, key, value; /* value 0: 1 */
-    int pairs;
+    ml_ref decay;
+    ml_ref key[AFFINE_WRITES], value[AFFINE_WRITES]; /* value 0: 1 */
+    int writes, pairs;
     ml_ref u[LINEAR_SCAN_MOST_RANK], w[LINEAR_SCAN_MOST_RANK];
     state_read reads[MOST_READS];
     int read_count;
     ml_ref final;
-    bool *visited; /* by place in the body */
+    bool *visited;   /* by place in the body */
+    const char *why; /* it is no linear scan */
 } form;
+
+static bool refuse(form *f, const char *why) {
+    f->why = why;
+    return false;
+}
 
 static const ml_type *type_of(const form *f, ml_ref n) {
     return ml_graph_type(f->g, n);
@@ -111,10 +118,23 @@ static bool has_axis(const form *f, ml_ref n, ml_axis axis) {
     return n && ml_type_find(type_of(f, n), axis) >= 0;
 }
 
-/* What has keys: all operands but the value. 0: none. */
+/* What has keys: all operands but the values, the query third. */
+static int keyed_count(const form *f) {
+    return 2 + f->writes + 2 * f->pairs;
+}
+
 static ml_ref with_keys(const form *f, ml_ref q, int i) {
-    ml_ref first[] = {f->key, f->decay, q};
-    return i < 3 ? first[i] : (i - 3) % 2 ? f->w[(i - 3) / 2] : f->u[(i - 3) / 2];
+    const ml_ref first[] = {f->key[0], f->decay, q};
+    const int pairs = i - 2 - f->writes;
+    if (i < 3) return first[i];
+    if (pairs < 0) return f->key[i - 2];
+    return pairs % 2 ? f->w[pairs / 2] : f->u[pairs / 2];
+}
+
+static bool value_has(const form *f, ml_axis axis) {
+    for (int i = 0; i < f->writes; i++)
+        if (has_axis(f, f->value[i], axis)) return true;
+    return false;
 }
 
 /* The axis that is the values' own for this query: the largest, best one that the value has; 0:
@@ -125,9 +145,9 @@ static ml_axis own_axis(const form *f, ml_ref q) {
     int64_t largest = 0;
     for (int i = 0; i < state->rank; i++) {
         ml_axis axis = state->axis[i];
-        bool given = has_axis(f, f->value, axis), better = given && !has_axis(f, f->value, own);
+        bool given = value_has(f, axis), better = given && !value_has(f, own);
         bool free = ml_type_find(&f->keys, axis) < 0;
-        for (int k = 0; k < 3 + 2 * f->pairs && free; k++)
+        for (int k = 0; k < keyed_count(f) && free; k++)
             free = !has_axis(f, with_keys(f, q, k), axis);
         if (own && !better && (state->size[i] <= largest || !given)) free = false;
         if (free) own = axis, largest = state->size[i];
@@ -135,36 +155,58 @@ static ml_axis own_axis(const form *f, ml_ref q) {
     return own;
 }
 
+static bool has_all_axes(const form *f, ml_ref n) {
+    const ml_type *t = type_of(f, state_of(f));
+    for (int i = 0; i < t->rank; i++)
+        if (!has_axis(f, n, t->axis[i])) return false;
+    return true;
+}
+
+static const char WIDER[] = "an operand has a wider dtype than the state";
+static const char NOT_OUTER[] =
+    "what is added to the state is no sum of up to 4 outer products of keys and values";
+
 /* Whether the operands of a read are those of a linear scan. */
-static bool serves(const form *f, ml_ref q) {
+static bool serves(form *f, ml_ref q) {
     const ml_type *t = type_of(f, state_of(f));
     ml_dtype dtype = ml_compute_dtype((ml_dtype)t->dtype);
     ml_axis own = own_axis(f, q);
-    if (f->value && !ml_dtype_holds(dtype, (ml_dtype)type_of(f, f->value)->dtype)) return false;
-    if (f->value && affine_has_any(type_of(f, f->value), &f->keys)) return false;
+    for (int i = 0; i < f->writes; i++) {
+        if (!f->value[i]) continue;
+        const ml_type *v = type_of(f, f->value[i]);
+        if (!ml_dtype_holds(dtype, (ml_dtype)v->dtype)) return refuse(f, WIDER);
+        if (affine_has_any(v, &f->keys)) return refuse(f, NOT_OUTER);
+    }
     int rank = t->rank;
     for (int k = 0; k < type_of(f, q)->rank; k++)
         rank += ml_type_find(t, type_of(f, q)->axis[k]) < 0;
     /* products have two axes of positions besides, and which of a position's pairs */
-    if (rank > ML_MAX_AXES - 2 - (f->pairs > 1)) return false;
-    for (int k = 0; k < 3 + 2 * f->pairs; k++) {
+    if (rank > ML_MAX_AXES - 2 - (f->pairs > 1))
+        return refuse(f, "products of positions would have too many axes");
+    for (int k = 0; k < keyed_count(f); k++) {
         const ml_type *o = type_of(f, with_keys(f, q, k));
-        if (!ml_dtype_holds(dtype, (ml_dtype)o->dtype)) return false;
+        if (!ml_dtype_holds(dtype, (ml_dtype)o->dtype)) return refuse(f, WIDER);
         for (int i = 0; i < o->rank && k != 2; i++)
-            if (ml_type_find(t, o->axis[i]) < 0) return false;
+            if (ml_type_find(t, o->axis[i]) < 0)
+                return refuse(f, "an operand has an axis that the state has not");
     }
     /* else products of positions have all axes of the state: those of q k alone */
-    for (int i = 0; i < t->rank && !own; i++)
-        if (!has_axis(f, q, t->axis[i])) return false;
+    for (int i = 0; i < f->writes && !own; i++)
+        if (has_all_axes(f, f->key[i]) && !has_all_axes(f, q)) return refuse(f, NOT_OUTER);
+    if (!own && !has_all_axes(f, q))
+        return refuse(f, "decays, keys and queries have all axes of the state: none of them is of "
+                         "the values alone");
     return true;
 }
 
 static bool all_vectorize(form *f) {
-    ml_ref roots[4 + 2 * LINEAR_SCAN_MOST_RANK + MOST_READS];
+    ml_ref roots[1 + 2 * AFFINE_WRITES + 2 * LINEAR_SCAN_MOST_RANK + MOST_READS];
     int count = 0;
     roots[count++] = f->decay;
-    roots[count++] = f->key;
-    if (f->value) roots[count++] = f->value;
+    for (int i = 0; i < f->writes; i++) {
+        roots[count++] = f->key[i];
+        if (f->value[i]) roots[count++] = f->value[i];
+    }
     for (int i = 0; i < f->pairs; i++) roots[count++] = f->u[i], roots[count++] = f->w[i];
     for (int i = 0; i < f->read_count; i++) roots[count++] = f->reads[i].q;
     recurrence_body_find(&f->b, f->g, f->s, roots, count);
@@ -185,26 +227,35 @@ static bool is_linear(form *f, ml_graph *g, const ml_recurrence_step *s, int i) 
     *f = (form){.g = g, .s = s, .state = i};
     affine_form next;
     ml_ref state = s->states[i].parameter, zero;
-    if (!ml_is_float((ml_dtype)ml_graph_type(g, state)->dtype)) return false;
+    if (!ml_is_float((ml_dtype)ml_graph_type(g, state)->dtype))
+        return refuse(f, "the state is no float");
     find_body(&f->b, g, s);
     affine_state x = affine_of(f, state);
     affine_keys(&x);
     f->keys = x.keys;
-    if (f->keys.rank == 0 || !affine_find(&x, s->next[i], &next) || next.vector || next.rounded)
-        return false;
-    if (next.pairs > LINEAR_SCAN_MOST_RANK || (!next.decay && !next.pairs)) return false;
+    if (f->keys.rank == 0) return refuse(f, "the state is read by no product or sum over its axes");
+    if (!affine_find(&x, s->next[i], &next) || next.vector)
+        return refuse(f,
+                      "the new state is neither a decay of the state nor products of it with keys");
+    if (next.rounded) return refuse(f, "the state is rounded to a narrower dtype");
+    if (next.pairs > LINEAR_SCAN_MOST_RANK)
+        return refuse(f, "the transition beside the decay is of a rank above 4");
+    if (!next.decay && !next.pairs) return refuse(f, "the new state does not depend on the state");
     zero = ml_const(g, (ml_dtype)ml_graph_type(g, state)->dtype, 0);
     f->decay = next.decay ? next.decay : zero;
-    f->key = f->value = zero;
-    if (next.rest && !affine_outer(&x, next.rest, &f->key, &f->value)) return false;
+    f->key[0] = f->value[0] = zero;
+    f->writes = next.rest ? affine_outer(&x, next.rest, f->key, f->value) : 1;
+    if (f->writes == 0) return refuse(f, NOT_OUTER);
     f->pairs = next.pairs;
     memcpy(f->u, next.u, sizeof f->u);
     memcpy(f->w, next.w, sizeof f->w);
     for (int k = 0; k < f->pairs; k++) affine_move_factors(&x, &f->u[k], &f->w[k]);
-    if (!all_read(f)) return false;
+    if (!all_read(f))
+        return refuse(f, "the state is read otherwise than by products and sums over its keys");
     for (int k = 0; k < f->read_count; k++)
         if (!serves(f, f->reads[k].q)) return false;
-    return all_vectorize(f);
+    return all_vectorize(f) ||
+           refuse(f, "an operand is not one that all positions have computed at once");
 }
 
 /* ---- The ops --------------------------------------------------------------------------------- */
@@ -265,10 +316,10 @@ static ml_ref operand(form *f, ml_ref n, bool keyed) {
     return merge_keys(f, full, &f->keys);
 }
 
-/* The value, with its own axis. */
-static ml_ref value_operand(form *f, ml_axis own) {
+/* A value, with its own axis. */
+static ml_ref value_operand(form *f, ml_ref value, ml_axis own) {
     ml_dtype dtype = ml_compute_dtype((ml_dtype)type_of(f, state_of(f))->dtype);
-    ml_ref full = operand(f, f->value ? f->value : ml_const(f->g, dtype, 1), false);
+    ml_ref full = operand(f, value ? value : ml_const(f->g, dtype, 1), false);
     ml_type all = *type_of(f, full);
     if (!own || ml_type_find(&all, own) >= 0) return full;
     all.axis[all.rank] = own, all.size[all.rank++] = ml_type_size(type_of(f, state_of(f)), own);
@@ -311,17 +362,43 @@ static void narrow_operands(ml_graph *g, ml_ref *sources, int count) {
     }
 }
 
+static ml_ref zeros(ml_graph *g, const ml_type *type) {
+    return ml_broadcast(g, ml_const(g, (ml_dtype)type->dtype, 0), type);
+}
+
+/* The results of a read at all positions, and the final state. What is written as a sum of outer
+ * products is a scan for each of them, all but the first from zeros: the sum of their states is the
+ * state, which is linear in what is written. */
+static ml_ref scan_new(form *f, const state_read *r, ml_ref *sources, const ml_linear_scan *like,
+                       const ml_origin *origin, ml_ref *final) {
+    ml_graph *g = f->g;
+    ml_linear_scan scan = *like;
+    ml_ref y = 0;
+    for (int i = 0; i < f->writes; i++) {
+        sources[LINEAR_SCAN_K] = operand(f, f->key[i], true);
+        sources[LINEAR_SCAN_V] = value_operand(f, f->value[i], scan.values);
+        if (i == 1) {
+            const ml_type state = *type_of(f, sources[LINEAR_SCAN_STATE]);
+            sources[LINEAR_SCAN_STATE] = zeros(g, &state);
+        }
+        narrow_operands(g, sources, LINEAR_SCAN_FIRST_PAIR + 2 * f->pairs);
+        if (f->writes > 1) scan.dtype = (ml_dtype)type_of(f, sources[LINEAR_SCAN_STATE])->dtype;
+        ml_graph_set_origin(g, origin);
+        const ml_ref made = ml_linear_scan_new(g, sources, &scan), last = ml_out(g, made, 1);
+        y = i == 0 ? made : ml_map2(g, ML_OP_ADD, y, made);
+        *final = i == 0 ? last : ml_map2(g, ML_OP_ADD, *final, last);
+    }
+    return r->node ? ml_cast(g, y, (ml_dtype)type_of(f, r->node)->dtype) : y;
+}
+
 static void read_one(form *f, state_read *r, const ml_origin *origin) {
     ml_graph *g = f->g;
     const ml_type *keys = &f->keys;
-    ml_ref initial = f->s->states[f->state].value, sources[LINEAR_SCAN_MOST_SOURCES];
+    ml_ref initial = f->s->states[f->state].value, sources[LINEAR_SCAN_MOST_SOURCES], final = 0;
     ml_dtype dtype = ml_compute_dtype((ml_dtype)type_of(f, initial)->dtype);
-    ml_axis own = own_axis(f, r->q);
     initial = merge_keys(f, ml_cast(g, initial, dtype), keys);
     sources[LINEAR_SCAN_Q] = operand(f, r->q, true);
     ml_type shared = shared_type(f, initial, sources[LINEAR_SCAN_Q]);
-    sources[LINEAR_SCAN_K] = operand(f, f->key, true);
-    sources[LINEAR_SCAN_V] = value_operand(f, own);
     sources[LINEAR_SCAN_DECAY] = operand(f, f->decay, affine_has_any(type_of(f, f->decay), keys));
     sources[LINEAR_SCAN_STATE] =
         shared.rank > type_of(f, initial)->rank ? ml_broadcast(g, initial, &shared) : initial;
@@ -329,16 +406,14 @@ static void read_one(form *f, state_read *r, const ml_origin *origin) {
         sources[LINEAR_SCAN_FIRST_PAIR + 2 * i] = operand(f, f->u[i], true);
         sources[LINEAR_SCAN_FIRST_PAIR + 2 * i + 1] = operand(f, f->w[i], true);
     }
-    narrow_operands(g, sources, LINEAR_SCAN_FIRST_PAIR + 2 * f->pairs);
-    ml_linear_scan scan = {.axis = f->s->axis,
-                           .keys = keys->rank == 1 ? keys->axis[0] : merged_name(f, keys),
-                           .values = own,
-                           .reverse = f->s->reverse,
-                           .after = r->after,
-                           .dtype = r->node ? (ml_dtype)type_of(f, r->node)->dtype : dtype,
-                           .rank = f->pairs};
-    ml_graph_set_origin(g, origin);
-    ml_ref made = ml_linear_scan_new(g, sources, &scan), final = ml_out(g, made, 1);
+    const ml_linear_scan scan = {.axis = f->s->axis,
+                                 .keys = keys->rank == 1 ? keys->axis[0] : merged_name(f, keys),
+                                 .values = own_axis(f, r->q),
+                                 .reverse = f->s->reverse,
+                                 .after = r->after,
+                                 .dtype = r->node ? (ml_dtype)type_of(f, r->node)->dtype : dtype,
+                                 .rank = f->pairs};
+    const ml_ref made = scan_new(f, r, sources, &scan, origin, &final);
     if (keys->rank > 1) final = split_keys(f, final, keys);
     if (!f->final || shared.rank == type_of(f, initial)->rank) f->final = final_state(f, final);
     if (!r->node) return;
@@ -574,10 +649,13 @@ static ml_recurrence_step assumed(ml_graph *g, const ml_recurrence_step *s, uint
     return r.step;
 }
 
-bool recurrence_match(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
+/* The first states, which depend on no others, and whether some state is a linear scan. */
+static bool find_linear(ml_graph *g, const ml_recurrence_step *s, uint32_t *first,
+                        const char **why) {
     recurrence_body b;
-    uint32_t depends[MOST_STATES], left;
+    uint32_t depends[MOST_STATES];
     form f;
+    *why = NULL;
     if (s->state_count == 0 || s->state_count > MOST_STATES || s->summed_count) return false;
     for (int i = 0; i < s->state_count; i++)
         if (!ml_type_same_axes(ml_graph_type(g, s->states[i].parameter),
@@ -585,17 +663,33 @@ bool recurrence_match(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs)
             return false; /* an error that ml_recurrence_new reports */
     find_body(&b, g, s);
     for (int i = 0; i < s->state_count; i++) depends[i] = states_of(&b, s->next[i]);
-    uint32_t all = (1u << s->state_count) - 1, first = first_states(depends, s->state_count, all);
-    for (left = all; left;) {
+    const uint32_t all = (1u << s->state_count) - 1;
+    *first = first_states(depends, s->state_count, all);
+    for (uint32_t left = all; left;) {
         uint32_t set = first_states(depends, s->state_count, left);
         int at = 0, state = __builtin_ctz(set);
+        f.why = "states depend on one another";
         if ((set & (set - 1)) == 0) {
             ml_recurrence_step one = assumed(g, s, all & ~left, state, &at);
-            if (is_linear(&f, g, &one, at)) break;
+            if (is_linear(&f, g, &one, at)) return true;
         }
+        if (!*why) *why = f.why;
         left &= ~set;
     }
-    if (!left) return false;
+    return false;
+}
+
+const char *recurrence_refusal(ml_graph *g, const ml_recurrence_step *s) {
+    uint32_t first;
+    const char *why;
+    return find_linear(g, s, &first, &why) ? NULL : why;
+}
+
+bool recurrence_match(ml_graph *g, const ml_recurrence_step *s, ml_ref *outputs) {
+    uint32_t first;
+    const char *why;
+    form f;
+    if (!find_linear(g, s, &first, &why)) return false;
     if ((first & (first - 1)) == 0 && is_linear(&f, g, s, __builtin_ctz(first)))
         apply_linear(&f, outputs);
     else

@@ -1,6 +1,6 @@
-/* Where a step is not linear in its states: why a recurrence has no form in chunks. */
-#include "runtime/graph/infer.h"
-#include "runtime/graph/recurrence.h"
+/* Why a recurrence has no form in chunks: where its step is not linear in the states, or what a
+ * linear one has that no linear scan has. */
+#include "runtime/graph/recurrence_internal.h"
 
 enum { FREE, LINEAR, BENT }; /* a value as a function of the states */
 
@@ -58,4 +58,56 @@ ml_ref ml_recurrence_nonlinear(const ml_graph *g, ml_ref n) {
     for (int i = 0; i < r.states && !found; i++)
         found = first_bent(g, &r, ml_recurrence_root(g, n, i));
     return found;
+}
+
+/* ---- Linear steps ---------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_graph *g; /* the step alone: its parameters are the node's */
+    const ml_graph *from;
+    ml_ref n;
+    const char *why;
+} question;
+
+static void ask(void *argument) {
+    question *q = argument;
+    ml_recurrence r;
+    ml_recurrence_read(q->from, q->n, &r);
+    ml_arena *arena = ml_graph_arena(q->g);
+    const int sources = r.inputs + r.states + r.captured;
+    ml_recurrence_pair *pairs = ML_NEW_ARRAY(arena, ml_recurrence_pair, sources + 1);
+    ml_ref *roots = ML_NEW_ARRAY(arena, ml_ref, ml_recurrence_roots(&r) + 1);
+    for (int i = 0; i < sources; i++) {
+        const ml_type type = *ml_graph_type(q->from, ml_graph_source(q->from, q->n, i));
+        pairs[i].value = ml_recurrence_parameter(q->g, &type);
+    }
+    for (int64_t i = 0; i < sources; i++) {
+        ml_type type = *ml_graph_type(q->g, pairs[i].value);
+        if (i < r.inputs) ml_recurrence_slice(q->g, pairs[i].value, r.axis, r.length, &type);
+        pairs[i].parameter = ml_graph_add(q->g, ML_OP_PARAM, NULL, 0, &i, 1, &type);
+    }
+    for (int i = 0; i < ml_recurrence_roots(&r); i++)
+        roots[i] = graph_copy_plain(q->g, q->from, ml_recurrence_root(q->from, q->n, i));
+    const ml_recurrence_step step = {.axis = r.axis,
+                                     .reverse = r.reverse,
+                                     .length = r.length,
+                                     .inputs = pairs,
+                                     .input_count = r.inputs,
+                                     .states = pairs + r.inputs,
+                                     .state_count = r.states,
+                                     .captured = pairs + r.inputs + r.states,
+                                     .captured_count = r.captured,
+                                     .next = roots,
+                                     .stacked = roots + r.states,
+                                     .stacked_count = r.stacked,
+                                     .summed = roots + r.states + r.stacked,
+                                     .summed_count = r.summed};
+    q->why = recurrence_refusal(q->g, &step);
+}
+
+const char *ml_recurrence_refusal(const ml_graph *g, ml_ref n) {
+    question q = {.g = ml_graph_derive(g), .from = g, .n = n};
+    const ml_status status = ml_protect(ask, &q);
+    ml_graph_free(q.g);
+    return status == ML_OK ? q.why : NULL;
 }

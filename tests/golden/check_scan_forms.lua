@@ -6,10 +6,18 @@ local keys, values, number = { A.batch, A.seq, A.h, A.k }, { A.batch, A.seq, A.h
 local inputs = { q = keys, k = keys, w = keys, a = keys, v = values, b = number, g = number }
 local function K(x) return x:broadcast { A.batch, A.h, A.k } end
 local function W(x) return x:broadcast { A.batch, A.h, A.k, A.v } end
+local function two(x, y)
+  local axes = m.axes_of(x)
+  table.insert(axes, m.axis("two", 1))
+  return m.concat({ x:broadcast(axes), y:broadcast(axes) }, "two")
+end
 local function forms(scan, spellings)
   if #spellings ~= 10 then print("FAIL", #spellings) end
   for _, step in ipairs(spellings) do
-    m.compile(function(i) return { loss = scan(function(S, t) local S2, y = step(S, t); return S2, y or S2:dot(t.q, "k") end, i) } end, inputs)
+    m.compile(function(i) return { loss = scan(function(S, t)
+      local S2, y = step(S, t)
+      return S2, y or S2:has "k" and S2:dot(t.q, "k") or S2
+    end, i) } end, inputs)
   end
 end
 local function initial() return m.zeros { A.batch, A.h, A.k, A.v } end
@@ -77,4 +85,38 @@ forms(function(step, i) return (m.scan(step, { axis = "seq", state = initial(), 
   function(S, t) return (S * t.g + W(t.k) * t.v) + (W(t.k) * S:dot(t.w, "k") + W(t.w) * S:dot(t.a, "k")) end,
   function(S, t) return S * t.g + W(t.k) * t.v - (W(-t.w) * S:dot(t.a, "k") - W(t.k) * S:dot(t.w, "k")) end,
   function(S, t) local S2 = S * t.g + W(t.k) * S:dot(t.w, "k") + W(t.w) * S:dot(t.a, "k") + W(t.k) * t.v; return S2, (S2 * W(t.q)):sum "k" end,
+})
+-- several outer products: a scan for each
+forms(function(step, i)
+  local t = { z = m.tanh(i.v) }
+  for name, x in pairs(i) do t[name] = x end
+  t.both, t.zs = two(i.k, i.w), two(i.v, t.z)
+  return (m.scan(step, { axis = "seq", state = initial(), inputs = t })):sum()
+end, {
+  function(S, t) return S * t.g + W(t.k) * t.v + W(t.w) * t.z end,
+  function(S, t) return W(t.k) * t.v + S * t.g + W(t.z) * t.w end,
+  function(S, t) return (S * t.g + W(t.k) * t.v) - W(-t.w) * t.z end,
+  function(S, t) return -((-S) * t.g - W(t.k) * t.v - W(t.w) * t.z) end,
+  function(S, t) return S * t.g + (W(t.k) * t.v + W(t.w * 2) * (t.z * 0.5)) end,
+  function(S, t) return S - (1 - W(t.g)) * S + W(t.k) * t.v + W(t.w) * t.z end,
+  function(S, t) return t.g * (S + W(t.k) * (t.v / t.g)) + W(t.w) * t.z end,
+  function(S, t) return S * t.g + W(t.k) * t.v + W(t.w) * (t.z * 0.5) + W(t.w) * (t.z * 0.5) end,
+  function(S, t) return S * t.g + t.both:dot(t.zs, "two") end,
+  function(S, t) return (S + t.zs:dot(t.both / t.g, "two")) * t.g end,
+})
+-- elements: minGRU
+forms(function(step, i)
+  local t = { z = m.sigmoid(i.b), x = i.g, q = i.b }
+  return (m.scan(step, { axis = "seq", state = m.zeros { A.batch, A.h }, inputs = t })):sum()
+end, {
+  function(h, t) return h + t.z * (t.x - h) end,
+  function(h, t) return h * (1 - t.z) + t.z * t.x end,
+  function(h, t) return (1 - t.z) * h - t.z * -t.x end,
+  function(h, t) return h - t.z * h + t.x * t.z end,
+  function(h, t) return -(-h - t.z * (t.x - h)) end,
+  function(h, t) return h / (1 / (1 - t.z)) + t.z * t.x end,
+  function(h, t) return h * m.exp(m.log1p(-t.z)) + t.z * t.x end,
+  function(h, t) return (h - t.x) * (1 - t.z) + t.x end,
+  function(h, t) return m.where(m.gt(t.z, 1), 0, h + t.z * (t.x - h)) end,
+  function(h, t) return 0.5 * (h + h) + t.z * (t.x - h) end,
 })

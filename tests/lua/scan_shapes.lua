@@ -1,11 +1,11 @@
 -- m.scan's linear forms of odd shapes against the loop: several key axes, transposed states, queries and keys that heads share,
--- captured operands, vectors, nothing written, only the last state. A sample; LONG=1 runs all.
+-- captured operands, vectors, nothing written, several outer products written, only the last state. A sample; LONG=1 runs all.
 local m = require "mlua"
 local core = require "mlua.core"
 local root = core.options().script:match "^(.*)tests/lua/" or ""
 local check = dofile(root .. "tests/lua/lib/check.lua")
 local long = os.getenv "LONG" == "1"
-local sample = { ["two key axes, rank 1"] = true, ["shared queries"] = true }
+local sample = { ["two key axes, rank 1"] = true, ["shared queries"] = true, ["several inputs"] = true }
 local A = m.axes { batch = 2, seq = 40, h = 2, k = 3, k2 = 2, v = 5, gq = 2 }
 
 local function host(axes, seed)
@@ -90,4 +90,11 @@ run("householder pair", { q = { b, s, k }, k = { b, s, k }, w = { b, s, k }, v =
   local S1 = S + t.k:broadcast { b, k, v } * 0.3 * (t.v - S:dot(t.k, "k"))
   local S2 = S1 - t.w:broadcast { b, k, v } * 0.3 * S1:dot(t.w, "k")
   return S2, S2:dot(t.q, "k") end)
+run("delta product", { q = { b, s, k }, k = { b, s, k }, w = { b, s, k }, v = { b, s, v }, x = { b, s, v }, g = { b, s }, S = { b, k, v } }, function(S, t)
+  local S1 = S * t.g + t.k:broadcast { b, k, v } * 0.3 * (t.v - (S * t.g):dot(t.k, "k"))
+  local S2 = S1 + t.w:broadcast { b, k, v } * 0.3 * (t.x - S1:dot(t.w, "k"))
+  return S2, S2:dot(t.q, "k") end)
+run("several inputs", { q = { b, s, gq, k }, k = { b, s, gq, k }, v = { b, s, gq, v }, w = { b, s, k }, g = { b, s }, S = { b, k, v } }, function(S, t)
+  local S2 = S * t.g + t.k:dot(t.v, "gq") - t.w:broadcast { b, k, v } * t.v:sum "gq"
+  return S2, S2:dot(t.q, "k") + S:dot(t.w, "k"):broadcast { b, gq, v } end)
 check.done()

@@ -37,21 +37,24 @@ static void linear_scan_add(check_scans *scans, const ml_graph *g, ml_ref n) {
 }
 
 /* Of the forward pass, which comes first. */
-static void find_nonlinear(check_scan *scan, const ml_graph *g, ml_ref n) {
+static void find_reason(check_scan *scan, const ml_graph *g, ml_ref n) {
     const ml_ref at = ml_recurrence_nonlinear(g, n);
-    if (!at) return;
+    if (!at) {
+        scan->refusal = ml_recurrence_refusal(g, n);
+        return;
+    }
     scan->op = ml_ops[ml_graph_node(g, at)->op].name;
     scan->at = ml_graph_origin(g, at);
 }
 
-/* Why a loop has no form in chunks. */
+/* Why a scan has no form in chunks, or its positions do not compose. */
 static void print_reason(const check_scan *scan) {
-    if (!scan->op) {
-        printf("\n  no chunks: no decay with products of rank up to 4 was found in its transition");
-        return;
-    }
-    printf("\n  no chunks: %s of a state is not linear in it", scan->op);
-    if (scan->at->file) printf("   %s:%d", scan->at->file, scan->at->line);
+    const char *what = scan->loop ? "no chunks" : "not associative";
+    if (scan->op) {
+        printf("\n  %s: %s of a state is not linear in it", what, scan->op);
+        if (scan->at->file) printf("   %s:%d", scan->at->file, scan->at->line);
+    } else if (scan->refusal)
+        printf("\n  %s: %s", what, scan->refusal);
 }
 
 void scans_add(check_scans *scans, const ml_plan *part) {
@@ -76,8 +79,9 @@ void scans_add(check_scans *scans, const ml_plan *part) {
         }
         if (body) scans_add(scans, step->loop->plan);
         if (!scan) continue;
-        if (body && !scan->loop) find_nonlinear(scan, part->graph, step->node);
         if (scan->count == 0) scan->algebra = ml_recurrence_algebra(part->graph, step->node);
+        if (body ? !scan->loop : scan->count == 0 && !scan->algebra)
+            find_reason(scan, part->graph, step->node);
         scan->count++;
         scan->length = r.length;
         scan->loop = scan->loop || body;
@@ -128,7 +132,8 @@ void scans_print(const check_scans *scans) {
                    scan->algebra ? ", associative: " : "", scan->algebra ? scan->algebra : "");
         if (scan->count > 1) printf(", %d times", scan->count);
         if (scan->origin->file) printf("   %s:%d", scan->origin->file, scan->origin->line);
-        if (scan->loop && (!scan->axis[stem] || is_step(scan))) print_reason(scan);
+        const bool chosen = scan->loop || (!scan->linear && !scan->resident && !scan->algebra);
+        if (chosen && (!scan->axis[stem] || is_step(scan))) print_reason(scan);
         if (scan->loop && scan->why && strstr(scan->axis, "'segments") == NULL)
             printf("\n  no kernel: %s", scan->why);
         printf("\n");

@@ -18,6 +18,7 @@ typedef struct {
     const char *why;     /* it is a loop, on a GPU */
     const char *op;      /* whose result is not linear in the states; NULL: none is */
     const ml_origin *at; /* its line */
+    const char *refusal; /* what a linear step has that no linear scan has; NULL: nothing */
     bool linear;         /* LINEAR_SCAN or its gradient, of this rank */
     int rank;
     int kernels, products; /* of a loop: at a position, of the one that has most */
