@@ -167,8 +167,12 @@ function Trace:arguments(document)
   return words, folder, given
 end
 
+-- Whether a file is a script of mlua: other Lua is not run.
+local function concerns_mlua(source) return source:find "%f[%w]mlua%f[%W]" or source:find "^%-%-!" end
+
 function Trace:start(document)
   self.due[document.path] = nil
+  if not concerns_mlua(document.text.source) then return self:publish(document, {}) end
   local problem = self:syntax_error(document)
   if problem then return self:publish(document, { [document.path] = { problem } }) end
   if not self.server:trusts(document.path) then

@@ -1,15 +1,15 @@
 -- A session of the language server: what is not valid, folders that are not trusted, UTF-8 columns, edits by ranges, closing.
 local lsp = require "tests.lua.lib.lsp"
 local s = lsp.session({ trusted = { "/nowhere" }, device = "cpu" }, { general = { positionEncodings = { "utf-8", "utf-16" } } })
-s:open("a.lua", "local s = 'größe' print(nothing)\n")
+s:open("a.lua", "local s = 'größ mlua' print(nothing)\n")
 s:settle()
 s:notify("workspace/didChangeConfiguration", { settings = { mlua = { trusted = true } } })
 s:settle()
-s:change("a.lua", "m", { start = { line = 0, character = 26 }, ["end"] = { line = 0, character = 33 } })
+s:change("a.lua", "m", { start = { line = 0, character = 30 }, ["end"] = { line = 0, character = 37 } })
 s:settle()
 s:change("a.lua", "local m = 1\n", { start = { line = 0, character = 0 }, ["end"] = { line = 0, character = 0 } })
 s:settle()
-s:request("textDocument/hover", { textDocument = { uri = s.uri "a.lua" }, position = { line = 1, character = 26 } })
+s:request("textDocument/hover", { textDocument = { uri = s.uri "a.lua" }, position = { line = 1, character = 30 } })
 s:request("textDocument/hover", { textDocument = { uri = s.uri "absent.lua" }, position = { line = 0, character = 0 } })
 s:request("textDocument/hover", { textDocument = { uri = s.uri "a.lua" }, position = { line = 99, character = 99 } })
 s:request("textDocument/unknown", {})

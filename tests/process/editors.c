@@ -1,4 +1,5 @@
 /* The clients of editor/ with the real server. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,35 @@ static const char *run_client(process_room *room, const char *command) {
     free(mlua);
     CHECK_EQ_INT(code, 0);
     return output;
+}
+
+/* 10,000 random edits of models in the server, in sessions of 100 (EDITS, SEED). */
+static void random_edits(process_room *room) {
+    const char *edits = getenv("EDITS") ? getenv("EDITS") : "10000";
+    int code;
+    char *output = test_command(
+        room->arena,
+        ml_arena_format(room->arena, "EDITS=%s '%s' run tests/lua/lsp_edits.lua --device cpu 2>&1",
+                        edits, test_binary()),
+        &code);
+    EXPECT(code == 0, "%s", output);
+}
+
+TEST(long, lsp_random_edits) {
+    process_in_room(random_edits);
+}
+
+/* A script that does not end is stopped, and the server answers on. */
+static void endless_script(process_room *room) {
+    process_write(room, "endless.lua", "while true do end\n");
+    process_result r =
+        process_run(room, PROCESS_ANY_CODE, "", "check endless.lua --facts --confined .");
+    CHECK_EQ_INT(r.code, 128 + SIGXCPU);
+    CHECK(r.cpu_seconds < 6.5);
+}
+
+TEST(long, lsp_endless_script) {
+    process_in_room(endless_script);
 }
 
 PROCESS_TEST(neovim_with_the_server) {

@@ -22,9 +22,18 @@ static ml_ref node_of(lua_State *L, const known_value *value) {
     return value->kind == KNOWN_STATE ? vm_state_node(L, value->state) : 0;
 }
 
-static bool can_be_placed(const ml_graph *g, ml_ref n) {
-    const ml_node *node = ml_graph_node(g, n);
-    return !(node->flags & ML_NODE_FUNCTION) && node->op != ML_OP_CONST && node->op != ML_OP_PARAM;
+/* By node, on top of the stack: whether it is of an attention's function or of a recurrence's step,
+ * which are no part of a program by themselves. */
+static const bool *push_bound(lua_State *L) {
+    const ml_graph *g = vm_of(L)->graph;
+    bool *bound = lua_newuserdatauv(L, ml_graph_count(g) + 1, 0);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        bound[n] = node->op == ML_OP_PARAM || (node->flags & ML_NODE_FUNCTION);
+        for (int i = 0; i < node->source_count && !bound[n]; i++)
+            bound[n] = bound[ml_graph_source(g, n, i)];
+    }
+    return bound;
 }
 
 static void place_values(lua_State *L, const known_values *all, placement_list *list) {
@@ -40,9 +49,11 @@ static void place_values(lua_State *L, const known_values *all, placement_list *
     bool *known = lua_newuserdatauv(L, count + 1, 0);
     ml_placements *places = lua_newuserdatauv(L, (count + 1) * sizeof *places, 0);
     int asked_count = 0;
+    for (size_t i = 0; i < count; i++) list->nodes[i] = node_of(L, &all->values.at[i]);
+    const bool *bound = push_bound(L);
     for (size_t i = 0; i < count; i++) {
-        ml_ref n = list->nodes[i] = node_of(L, &all->values.at[i]);
-        if (!n || !can_be_placed(g, n)) continue;
+        ml_ref n = list->nodes[i];
+        if (!n || bound[n] || ml_graph_node(g, n)->op == ML_OP_CONST) continue;
         value_of[asked_count] = (int)i;
         asked[asked_count++] = n;
     }
@@ -51,7 +62,7 @@ static void place_values(lua_State *L, const known_values *all, placement_list *
         list->placed[value_of[i]] = known[i];
         list->places[value_of[i]] = places[i];
     }
-    lua_pop(L, 4);
+    lua_pop(L, 5);
 }
 
 static void set_type(lua_State *L, const char *key, const ml_type *type) {
