@@ -18,8 +18,10 @@ local BLOCK = 16 -- positions: any number would do
 -- fn's result as in a program that is traced: what it assigns and adds to losses is dropped.
 local function traced(fn)
   local context, updates, before = m.context, core.take_updates(), core.tracing(true)
+  local pauses = core.known_pause(true) -- editors show what training computes
   m.context = { sites = 0, losses = {}, totals = {}, made = {} }
   local ok, result = pcall(core.from_here, fn)
+  core.known_pause(pauses)
   core.take_updates()
   m.context = context
   for _, update in ipairs(updates) do update[1]:assign(update[2]) end

@@ -56,14 +56,17 @@ function known.write(failure)
   local run = core.known_run()
   local reports = {}
   for i, text in ipairs(run.reports) do reports[i] = core.json(text) end
-  local axes = {}
-  for i, name in ipairs(core.axis_names()) do
-    if i > NAMES then break end
-    axes[i] = name
+  local values, axes, seen = core.known_values(), {}, {}
+  for _, value in ipairs(values) do
+    for _, axis in ipairs(value.axes or {}) do
+      if not seen[axis.name] and #axes < NAMES then axes[#axes + 1] = axis.name end
+      seen[axis.name] = true
+    end
   end
+  table.sort(axes)
   core.write_json(core.to_json(valid {
     script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
-    error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(core.known_values()),
+    error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(values),
     steps = core.list(core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.named_modules()),
     settings = core.list(settings()), axes = core.list(axes),
   }) .. "\n")

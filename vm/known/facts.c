@@ -154,6 +154,13 @@ static int core_known_values(lua_State *L) {
     return 1;
 }
 
+static int core_known_pause(lua_State *L) {
+    known_values *all = known_of(L);
+    lua_pushboolean(L, all && all->paused);
+    if (all) all->paused = lua_toboolean(L, 1);
+    return 1;
+}
+
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /* Add to a field of the table on top. */
@@ -329,6 +336,8 @@ void vm_known_register(lua_State *L) {
         {"known_values", core_known_values, "-> table[]",
          "values of the script's expressions: kind, file, line, begin, finish (bytes), type, axes, "
          "bytes, placed, local_type, local_bytes, op, flops, others"},
+        {"known_pause", core_known_pause, "pause: boolean -> boolean",
+         "whether values are not noted from now on; gives whether they were not"},
         {"known_steps", core_known_steps, "-> table[]",
          "steps of all programs by line, kind and module: count, flops, seconds (predicted, all of "
          "them), moved (bytes), sent"},

@@ -28,6 +28,7 @@ typedef struct {
 typedef struct {
     ml_arena *arena;
     ML_VEC(known_value) values;
+    bool paused; /* nothing is noted for now */
 } known_values;
 
 known_values *known_of(lua_State *L); /* NULL: nothing is noted */

@@ -122,7 +122,7 @@ static int trap_seen(lua_State *L) {
     lua_Debug frame;
     known_values *all = known_of(L);
     int names = (int)lua_tointeger(L, 1), top = lua_gettop(L), result = 3 * names + 4;
-    if (all && lua_getstack(L, 1, &frame)) {
+    if (all && !all->paused && lua_getstack(L, 1, &frame)) {
         lua_getinfo(L, "Sl", &frame);
         for (int i = 0; i < names; i++) note(L, all, &frame, 2 + 3 * i);
         if (top >= result) note(L, all, &frame, result - 2);
