@@ -108,9 +108,11 @@ static bool product_place(const increment *inc, ml_ref n, place *p) {
     ml_axis reduced = (ml_axis)ml_graph_args(inc->g, n)[0];
     *p = *rows;
     if (rows->kind != ROWS_PLACED || increment_source_place(inc, n, 1 - at)->fed) return false;
+    ml_type rest = increment_without(t, rows->groups, rows->places);
+    rest = increment_without(&rest, rows->batch, 0);
     return rows->groups && ml_graph_node(inc->g, n)->arg_count == 1 && w->rank == 3 &&
-           t->rank == 3 && ml_type_find(w, rows->groups) >= 0 && reduced != rows->groups &&
-           reduced != rows->places && ml_type_find(w, rows->places) < 0;
+           rest.rank == 1 && rest.axis[0] == reduced && ml_type_find(w, rows->groups) >= 0 &&
+           ml_type_find(w, rows->places) < 0;
 }
 
 /* Elementwise, beside constants: each place by itself. */

@@ -32,10 +32,17 @@ static _Noreturn void refuse_dispatch(increment *inc, ml_ref n, const place *p) 
 }
 
 static _Noreturn void refuse_rows(increment *inc, ml_ref n, const place *p) {
+    const ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
+    const char *axis = ml_axis_name(inc->g, p->axis);
+    bool moves = ml_ops[op].op_class == ML_CLASS_MOVE && op != ML_OP_GATHER;
+    bool keyed = op == ML_OP_SORT && ml_graph_type(inc->g, n)->dtype == ML_I32;
+    if (increment_names(inc->g, n, p->axis) && !moves && !keyed)
+        increment_refuse(inc, n, "split the axis into positions and the rest first",
+                         "%s over \"%s\" reads all positions, later ones too", ml_ops[op].name,
+                         axis);
     increment_refuse(inc, n, "split the axis into positions and the rest first",
                      "%s over \"%s\", %lld elements a position, has no increment yet",
-                     ml_ops[ml_graph_node(inc->g, n)->op].name, ml_axis_name(inc->g, p->axis),
-                     (long long)p->inner);
+                     ml_ops[op].name, axis, (long long)p->inner);
 }
 
 /* ---- Places ---------------------------------------------------------------------------------- */
