@@ -11,6 +11,10 @@ static bool reads_new(increment *inc, ml_ref n, int i) {
 }
 
 static void need_operands(increment *inc, ml_ref n) {
+    if (increment_recalls(inc, n)) {
+        increment_need_recall(inc, n);
+        return;
+    }
     if (inc->places[n].over) {
         increment_need_contraction(inc, n);
         return;
@@ -62,6 +66,7 @@ static ml_ref value_of(increment *inc, ml_ref n, at_positions at) {
     if (n == inc->in->tokens)
         return at == AT_LAST ? increment_last(inc, inc->in->fed) : inc->in->fed;
     if (increment_exclusive(inc, n)) return inc->values[at][ml_graph_source(g, n, 0)];
+    if (increment_recalls(inc, n)) return increment_recall(inc, n, at);
     if (increment_spreads(inc, n)) return increment_spread(inc, n, at);
     if (increment_mixes(inc, n)) return mixed(inc, n, at);
     if (increment_crosses(inc, n)) return increment_cross(inc, n, at);

@@ -34,7 +34,7 @@ typedef struct {
     int64_t lead;  /* position p makes known the element p + lead, of chunks (p + lead) / chunk */
     int64_t inner; /* elements of the axis for each position, which increments keep; 0: one */
     rows_kind kind;
-    ml_ref since, keys; /* where dispatched: of what; the keys that are counted */
+    ml_ref since, keys;     /* where dispatched: of what; the keys that are counted */
     ml_axis groups, places; /* no groups: one axis of both */
     ml_ref counts, rank;
     int64_t divisor, capacity;
@@ -210,6 +210,13 @@ bool increment_exclusive(const increment *inc, ml_ref n);
 ml_ref increment_window(increment *inc, ml_ref s, const place *query, ml_axis key, at_positions at);
 ml_ref increment_chunk_cumsum(increment *inc, ml_ref n, at_positions at);
 
+/* recall.c: gathers of earlier positions. */
+/* Gives n's place where it is one. */
+bool increment_find_recall(increment *inc, ml_ref n, place *out);
+bool increment_recalls(const increment *inc, ml_ref n);
+void increment_need_recall(increment *inc, ml_ref n);
+ml_ref increment_recall(increment *inc, ml_ref n, at_positions at);
+
 /* operands.c */
 /* Node s, which depends on tokens, at a lead that is not above its own. */
 ml_ref increment_value(increment *inc, ml_ref s, int64_t lead, at_positions at);
@@ -235,6 +242,8 @@ ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows);
 /* The pool that holds s at this lead, {pool, ...}, with `value`, that of the new positions: element
  * p + lead of the axis is in the row of position p. */
 ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value);
+/* The rows of pools in which these positions of each row lie. */
+ml_ref increment_pool_rows(increment *inc, ml_ref position);
 /* All elements of s along its axis of positions, {row, axis, ...}; 0 where no position so far makes
  * them known. */
 ml_ref increment_keys(increment *inc, ml_ref s);

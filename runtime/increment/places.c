@@ -191,9 +191,12 @@ static place gather_place(increment *inc, ml_ref n) {
     place p = combine(inc, n);
     ml_axis axis = (ml_axis)ml_graph_args(inc->g, n)[0];
     const place *t = &inc->places[table];
+    place earlier;
+    if (t->fed && increment_find_recall(inc, n, &earlier)) return earlier;
     if (t->fed && (axis == t->axis || axis == t->other || axis == t->outer))
         increment_refuse(inc, n, ALTERNATIVES,
-                         "gather reads any position of \"%s\", later ones too",
+                         "gather reads any position of \"%s\", later ones too: nothing bounds "
+                         "its index by the position",
                          axis_name(inc, axis));
     if (t->fed && axis == t->batch)
         increment_refuse(inc, n, NULL, "gather reads along the batch's axis \"%s\"",

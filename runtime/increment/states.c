@@ -119,8 +119,7 @@ ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay) {
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
-/* The rows of the pools in which these positions of each row lie. */
-static ml_ref pool_rows(increment *inc, ml_ref position) {
+ml_ref increment_pool_rows(increment *inc, ml_ref position) {
     ml_graph *g = inc->g;
     const ml_type *table = ml_graph_type(g, inc->in->table);
     ml_axis columns = increment_without(table, inc->row, 0).axis[0];
@@ -137,7 +136,7 @@ ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value) {
     if (!inc->in->table) ml_raise(ML_INVALID, "what is kept by position needs the table of blocks");
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
     uint32_t state = increment_state(inc, ML_KEPT_POOL, s, 1 + inc->places[s].lead - lead, &rest);
-    ml_ref at = pool_rows(inc, inc->position[AT_NEW]);
+    ml_ref at = increment_pool_rows(inc, inc->position[AT_NEW]);
     at = ml_where(g, inc->valid, at, ml_const_int(g, ML_I32, -1));
     ml_ref cache = ml_write_rows(g, state_node(g, state), at, value, inc->pool);
     update(inc, state, cache);
@@ -157,7 +156,7 @@ ml_ref increment_keys(increment *inc, ml_ref s) {
     if (before < size) {
         ml_ref position = ml_broadcast(g, ml_iota(g, inc->past, size - before), &index);
         ml_ref length = ml_map2(g, ML_OP_ADD, inc->in->start, inc->in->count);
-        value = ml_gather(g, pool, pool_rows(inc, position), inc->pool);
+        value = ml_gather(g, pool, increment_pool_rows(inc, position), inc->pool);
         value = ml_where(g, ml_map2(g, ML_OP_LT, position, length), value,
                          ml_const(g, (ml_dtype)ml_graph_type(g, value)->dtype, 0));
     }

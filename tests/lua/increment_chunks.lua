@@ -1,4 +1,5 @@
--- Increments of models that cut the positions into chunks by hand, in spellings beside that of drawn_causal.lua, against their whole programs.
+-- Increments of models that cut the positions into chunks by hand, in spellings beside that of drawn_causal.lua, or gather earlier ones,
+-- against their whole programs.
 local core = require "mlua.core"
 local m = require "mlua"
 local root = core.options().script:match "^(.*)tests/lua/" or ""
@@ -21,7 +22,7 @@ local function masked(s, otherwise)
   return m.where(m.le(m.iota(keys, "i32"):broadcast(order), m.iota(within, "i32"):broadcast(order)), s, otherwise)
 end
 
--- {what it is, f(h, q, k, v)}; q, k, v {batch, chunks, within, ...} -> {batch, seq, value}
+-- {what it is, f(h, q, k, v, tokens), why it is refused}; q, k, v {batch, chunks, within, ...} -> {batch, chunks, within, value}
 local kinds = {
   { "the last of the chunk before", function(h, q, k, v)
     local g = cut(-m.softplus(h:dot(wg, "embed"))):cumsum "within"
@@ -55,6 +56,11 @@ local kinds = {
     return before(v:slice("within", 1, 2)):sum "within":broadcast { A.batch, chunks, within, A.value } end },
   { "the second of its own chunk", function(_, _, _, v)
     return v:slice("within", 1, 2):sum "within":broadcast { A.batch, chunks, within, A.value } end, "looks ahead" },
+  { "as far back as the token says", function(h, _, _, v, tokens)
+    local back = m.maximum(m.iota(A.seq, "i32") - (1 + tokens % 3), 0)
+    return v + cut(m.tanh(h:gather(back, "seq"):dot(wv, "embed"))) end },
+  { "later positions by their number", function(h, _, _, _, tokens)
+    return cut(h:gather(m.minimum(m.iota(A.seq, "i32") + tokens % 3, A.seq.size - 1), "seq"):dot(wv, "embed")) end, "nothing bounds" },
   { "the chunk itself", function(_, q, k, v) return q:dot(k:dot(v, "within"):cumsum "chunks", "key") end, "looks ahead" },
   { "a sum from the end of the chunk", function(_, _, _, v) return v:cumsum("within", { reverse = true }) end, "no increment yet" },
 }
@@ -66,7 +72,7 @@ for at, kind in ipairs(kinds) do
   function model.forward(tokens, axes)
     local h = embedding:gather(tokens, "vocab")
     if axes.batch.size == 1 then axes = A end
-    local y = f(h, cut(m.sigmoid(h:dot(wq, "embed"))), cut(m.sigmoid(h:dot(wk, "embed"))), cut(h:dot(wv, "embed")))
+    local y = f(h, cut(m.sigmoid(h:dot(wq, "embed"))), cut(m.sigmoid(h:dot(wk, "embed"))), cut(h:dot(wv, "embed")), tokens)
     return (h + joined(y):dot(wo, "value")):dot(head, "embed")
   end
   if not only or only == what then
