@@ -97,6 +97,9 @@ typedef struct {
 _Noreturn void increment_refuse(increment *inc, ml_ref n, const char *help, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* places.c: n looks ahead, or what it is computed of does: at the line that is the first to. */
+_Noreturn void increment_refuse_ahead(increment *inc, ml_ref n);
+
 /* types.c */
 ml_type increment_plain(ml_dtype dtype);
 void increment_push(ml_type *t, ml_axis axis, int64_t size);

@@ -31,7 +31,7 @@ static ml_ref ahead_since(const increment *inc, ml_ref n) {
     return n;
 }
 
-static _Noreturn void refuse_ahead(increment *inc, ml_ref n) {
+void increment_refuse_ahead(increment *inc, ml_ref n) {
     ml_ref at = ahead_since(inc, n);
     int64_t ahead = -inc->places[at].lead;
     increment_refuse(
@@ -47,7 +47,7 @@ static _Noreturn void refuse_ahead(increment *inc, ml_ref n) {
 /* Mixing ops read operands whose every element some position makes known. */
 static void require_known(increment *inc, ml_ref n, int i) {
     ml_ref s = ml_graph_source(inc->g, n, i);
-    if (inc->places[s].fed && inc->places[s].lead < 0) refuse_ahead(inc, s);
+    if (inc->places[s].fed && inc->places[s].lead < 0) increment_refuse_ahead(inc, s);
 }
 
 static _Noreturn void refuse_cut(increment *inc, ml_ref n, const place *p) {
@@ -400,7 +400,7 @@ static place rest_place(increment *inc, ml_ref n) {
         place by_mask;
         return increment_find_contraction(inc, n, &p, &by_mask) ? by_mask : contracted;
     }
-    if (along && p.lead < 0) refuse_ahead(inc, n);
+    if (along && p.lead < 0) increment_refuse_ahead(inc, n);
     if (along && increment_find_contraction(inc, n, &p, &contracted)) return contracted;
     if (along && p.other) refuse_contraction(inc, n, &p);
     if (along && p.chunk) refuse_cut(inc, n, &p);
@@ -483,7 +483,7 @@ void increment_find_places(increment *inc) {
     const place *p = &inc->places[inc->in->logits];
     if (!p->fed) ml_raise(ML_INVALID, "the logits do not depend on the tokens");
     if (p->other) refuse_pair(inc, inc->in->logits, p);
-    if (p->lead < 0) refuse_ahead(inc, inc->in->logits);
+    if (p->lead < 0) increment_refuse_ahead(inc, inc->in->logits);
     increment_require_positions(inc, inc->in->logits);
 }
 

@@ -58,6 +58,7 @@ static bool merge_within(increment *inc, ml_ref n, place *p) {
         increment_size_along(inc, ml_graph_source(inc->g, n, 0), args[args[0] == s->axis]);
     bool within = args[0] == s->axis && other > 1;
     if (!within && !(s->inner && other == 1)) return false;
+    if (s->lead < 0) increment_refuse_ahead(inc, ml_graph_source(inc->g, n, 0));
     if (s->lead)
         increment_refuse(inc, n, "merge before the shift",
                          "merge of the positions of \"%s\", which "

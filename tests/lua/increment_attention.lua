@@ -46,6 +46,9 @@ local kinds = {
     local chunks, within = m.axis("chunks", 5), m.axis("within", 4)
     local function cut(x) return x:split("seq", chunks, within) end
     return out(m.attention(cut(q), cut(k), cut(v), { causal = true, seq = "within" }):merge("chunks", "within", "seq")) end },
+  { "a memory that no token changes", function(h)
+    local q = qkv(h)
+    return out(m.attention(q, sink_k:broadcast { A.batch, sinks, A.kv_heads, A.head_dim }:rename("seq", "kv_seq"), sink_v:broadcast { A.batch, sinks, A.kv_heads, A.head_dim }:rename("seq", "kv_seq"))) end },
   { "a mask that shows one later key", function(h)
     local q, k, v = qkv(h)
     return out(m.attention(q, k, v, { score = function(s, i) return m.where(m.le(i.k, i.q + 1), s, -math.huge) end })) end, "attention without causal = true reads later positions" },
