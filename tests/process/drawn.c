@@ -36,6 +36,9 @@ static const named gpt = {"gpt", "layers=2 embed=32 heads=2"},
                    mamba = {"mamba", "layers=2 embed=32 heads=4 head_dim=8 groups=2 state=8"},
                    deltanet = {"deltanet",
                                "layers=2 embed=32 heads=2 key_dim=8 value_dim=8 ffn=64"},
+                   moe = {"gpt_moe", "layers=2 embed=32 heads=4 kv_heads=2 ffn=16 experts=4 "
+                                     "capacity=0.7"},
+                   dropless = {"gpt_moe", "layers=2 embed=32 heads=4 kv_heads=2 ffn=16 experts=4"},
                    rwkv = {"rwkv", "layers=2 embed=32 heads=4 ffn=64 rank_w=4 rank_a=4 rank_v=4 "
                                    "rank_g=4"};
 
@@ -51,12 +54,17 @@ DIST_TEST(increments_pipeline) {
     on_ranks(room, &gpt, "-n 2 --mesh pp=2");
 }
 
+DIST_TEST(increments_expert_parallel) {
+    on_ranks(room, &moe, "-n 2 --mesh ep=2");
+}
+
 static void each_on_ranks(process_room *room) {
-    const named *const all[] = {&gpt, &llama, &gemma, &mamba, &deltanet, &rwkv};
+    const named *const all[] = {&gpt, &llama, &gemma, &mamba, &deltanet, &rwkv, &moe, &dropless};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         on_ranks(room, all[i], "-n 2 --mesh tp=2");
         on_ranks(room, all[i], "-n 2 --mesh pp=2");
     }
+    on_ranks(room, &dropless, "-n 2 --mesh ep=2");
 }
 
 TEST(long, increments_on_ranks) {
