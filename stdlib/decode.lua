@@ -12,6 +12,8 @@
 -- Fields of a decoder: `context` (the most tokens of a sequence, prompt and answer together), `slots` (the most open sequences), `vocab` (after
 -- d:prepare or the first d:open), `chunk` (the most tokens of prompts that a step reads), `increment` (false: each step runs the whole program
 -- over the window: the oracle that increments are compared with, and what runs where a model has none).
+-- `invariant` (--batch-invariant): what is computed of a sequence is the same to the bit whatever else is decoded. Steps are always the program of
+-- all slots, prompts are read one at a time and share no blocks, and a sequence that gave its place to another one gets its answer again by steps.
 -- Fields of a sequence: `ids` (prompt, then answer; not to be written), `prompt` (how many of them are the prompt's), `ready` (the prompt is
 -- read: each further step gives a token), `asked` (temperature, ...: sampling.lua).
 --
@@ -49,12 +51,12 @@ Decoder.__index, Sequence.__index = Decoder, Sequence
 function Sequence:full() return #self.ids >= self.decoder.context end
 
 ---@param model Module|fun(tokens: Tensor): Tensor logits over the batch, seq and one more axis
----@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, given: table[]?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together; given: what given.specs says of inputs that each prompt gives
+---@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, invariant: boolean?, given: table[]?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together; given: what given.specs says of inputs that each prompt gives
 ---@return table
 function Decoder.new(model, o)
   local self = setmetatable({
     model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or 512,
-    increment = o.increment ~= false, logits = o.logits, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
+    increment = o.increment ~= false, logits = o.logits, invariant = o.invariant or core.options().batch_invariant or false, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
   }, Decoder)
   if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions } end
   self.batch_name = core.options().ranks > 1 and "sample" or "batch" -- "sample" no layout splits
@@ -63,8 +65,9 @@ end
 
 -- Programs -----------------------------------------------------------------------------------------------------------------
 
--- How many rows a program has that serves `count`: a power of four, so that programs are few, or all slots.
+-- How many rows a step has that serves `count` sequences: a power of four, so that programs are few, or all slots.
 local function rows_for(self, count)
+  if self.invariant then return self.slots end
   local rows = 1
   while rows < count do rows = 4 * rows end
   return math.min(rows, self.slots)
@@ -209,7 +212,7 @@ local UNKNOWN = "has no increment yet"
 
 local function step_program(self, count, new)
   if self.increment and not self.derived then
-    local ok, problem = pcall(increment_program, self, rows_for(self, count), new)
+    local ok, problem = pcall(increment_program, self, new > 1 and self.invariant and 1 or rows_for(self, count), new)
     if not ok then
       local text = tostring(problem)
       if not text:find(UNKNOWN, 1, true) then error(problem, 0) end
@@ -221,7 +224,7 @@ local function step_program(self, count, new)
     end
     self.derived = true
   end
-  if self.increment then return increment_program(self, rows_for(self, count), new) end
+  if self.increment then return increment_program(self, new > 1 and self.invariant and 1 or rows_for(self, count), new) end
   return whole_program(self, rows_for(self, count))
 end
 
@@ -254,7 +257,7 @@ local function open(self, ids, asked, like)
     s.given["given " .. one.name] = elements or like and like.given["given " .. one.name] or core.fail(("the prompt gives no %s"):format(one.name))
   end
   if self.increment then
-    local ok, why = self.cache:open(s, #ids, like)
+    local ok, why = self.cache:open(s, #ids, not self.invariant and like or nil)
     if not ok then return nil, why end
     s.ready = #ids - s.cached == 1
     if #self.given > 0 then
@@ -286,7 +289,7 @@ end
 
 ---Whether sequences share what they know of a prompt: fork once it is read.
 ---@return boolean
-function Decoder:shares() return self.increment and self.derived and self.cache:shares() or false end
+function Decoder:shares() return not self.invariant and self.increment and self.derived and self.cache:shares() or false end
 
 ---The sequence is over.
 ---@param s table
@@ -385,13 +388,14 @@ local LENGTHS = { 16, 64, 256 } -- of chunks: the least that serves, or d.chunk
 
 -- Read up to `chunk` tokens of the prompts of a list, first come first.
 local function prefill(self, list, results)
-  local longest, new, chosen, counts = #list[1].ids - list[1].cached, self.chunk, {}, {}
+  local function left(s) return (self.invariant and s.prompt or #s.ids) - s.cached end
+  local longest, new, chosen, counts = left(list[1]), self.chunk, {}, {}
   for i = #LENGTHS, 1, -1 do
     if longest <= LENGTHS[i] and LENGTHS[i] < new then new = LENGTHS[i] end
   end
   local most = 1 -- rows of a program that reads no more than a chunk
-  while 4 * most * new <= self.chunk do most = 4 * most end
-  for i = 1, math.min(most, #list) do chosen[i], counts[i] = list[i], math.min(new, #list[i].ids - list[i].cached) end
+  while 4 * most * new <= self.chunk and not self.invariant do most = 4 * most end
+  for i = 1, math.min(most, #list) do chosen[i], counts[i] = list[i], math.min(new, left(list[i])) end
   collect(begin(self, chosen, counts, new), results)
 end
 
@@ -403,7 +407,7 @@ function Decoder:start(list)
   if self.increment then
     local ready, reading, counts = {}, {}, {}
     for _, s in ipairs(list) do
-      if s.ready then
+      if s.ready or self.invariant and s.cached >= s.prompt then
         ready[#ready + 1], counts[#ready + 1] = s, 1
       else
         reading[#reading + 1] = s

@@ -326,7 +326,7 @@ end
 ---"length" (`tokens` are drawn, or the context `seq` is full), "cancelled" or "interrupted", logprobs = each token's by the model alone, logprob = their
 ---sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}.
 ---@param model Module
----@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
+---@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, names: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
 ---@return integer[]|table[] ids
 ---@return string? text
 ---@return table? result
@@ -346,9 +346,10 @@ function m.generate(model, options)
   for i, prompt in ipairs(prompts) do
     run.prompts[i] = { given = prompt, ids = encode("generate", prompt, tokenizer, options.chat), given_elements = specs and elements_of(specs, options.inputs, i, tokenizer) }
   end
-  local slots = math.min(o.rows, #prompts * o.n)
+  local invariant = core.options().batch_invariant -- programs do not depend on the prompts
+  local slots = invariant and o.rows or math.min(o.rows, #prompts * o.n)
   run.d = options.decoder or Decoder.new(model, {
-    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, given = specs, context = context_for(run, options.seq.size),
+    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, given = specs, context = not invariant and context_for(run, options.seq.size) or nil,
   })
   run.d:prepare({ o.asked }, slots)
   for i, prompt in ipairs(run.prompts) do

@@ -72,7 +72,7 @@ typedef struct {
     const char *prompts, *system;                                          /* NULL: not given */
     const char *stops[VM_MAX_STOPS];
     int stop_count;
-    bool chat, seed_given;
+    bool chat, seed_given, batch_invariant;
     const char *host, *token_file; /* of serve, as the next four; NULL: 127.0.0.1, none */
     int64_t port, slots, queue, seconds;
     const char *out;        /* of export: the folder; of tokenize: the file */

@@ -197,6 +197,12 @@ const ml_knobs_values *ml_knobs(void) {
     return &values;
 }
 
+void ml_knobs_fix_rows(void) {
+    ml_knobs();
+    values.tune = false;
+    values.blas = 0;
+}
+
 bool ml_knob_describe(int i, const char **name, const char **syntax, const char **meaning) {
     if (i < 0 || i >= KNOB_COUNT) return false;
     *name = KNOBS[i].name;

@@ -34,6 +34,9 @@ typedef struct {
 } ml_knobs_values;
 
 const ml_knobs_values *ml_knobs(void);
+/* What a row of a product is does not depend on the other rows or on its place, nor on what was
+ * timed: from now on as with MLUA_TUNE=0 MLUA_BLAS=0. Before a device is opened. */
+void ml_knobs_fix_rows(void);
 /* Name, value syntax and meaning of knob i; false past the last. */
 bool ml_knob_describe(int i, const char **name, const char **syntax, const char **meaning);
 /* Whether MLUA_DEBUG >= level; and print to stderr where it is. */

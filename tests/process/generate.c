@@ -34,6 +34,16 @@ static void prompts(process_room *room) {
                   "sed 's/\"index\":[0-9]/\"index\":N/' a | cmp - alone");
 }
 
+/* To the last bit of their log probabilities, in the last of sixteen rows as in the first. */
+static void batch_invariance(process_room *room) {
+    process_shell(room, 0,
+                  "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo \"the cat $i\"; done >many.txt; "
+                  "g='generate --device cpu --from run --tokens 8 --temperature 1 --seed 3 --json "
+                  "--batch-invariant'; $MLUA $g --prompts many.txt | tail -1 | "
+                  "sed 's/\"index\":11/\"index\":0/' >beside && "
+                  "$MLUA $g --prompt 'the cat 12' | cmp - beside");
+}
+
 static void samples(process_room *room) {
     process_shell(room, 0,
                   "g='generate --device cpu --from run --tokens 6 --temperature 2 --json --prompt "
@@ -112,6 +122,7 @@ static void mistakes(process_room *room) {
 PROCESS_TEST(generate_command) {
     learn(room);
     prompts(room);
+    batch_invariance(room);
     samples(room);
     stops(room);
     conversations(room);

@@ -48,6 +48,7 @@ static void push_answers(lua_State *L, const vm_options *o) {
     vm_set_string(L, "prompts", o->prompts);
     vm_set_string(L, "system", o->system);
     vm_set_boolean(L, "chat", o->chat);
+    vm_set_boolean(L, "batch_invariant", o->batch_invariant);
     if (o->seed_given) vm_set_integer(L, "draw_seed", o->seed);
     lua_createtable(L, o->stop_count, 0);
     for (int i = 0; i < o->stop_count; i++) {

@@ -247,6 +247,7 @@ static bool first_failure(lua_State *L, ml_comm *comm) {
 
 static int run_script_once(vm_options *options) {
     ml_vm *vm = NULL;
+    if (options->batch_invariant) ml_knobs_fix_rows();
     int result = EXIT_OK;
     bool serves = options->task && strcmp(options->task, "serve") == 0;
     if (vm_new(options, &vm) != ML_OK) {

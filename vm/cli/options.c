@@ -239,6 +239,9 @@ static const option option_table[] = {
     {"--logprobs", "K", COUNT(logprobs, 0), FOR_GENERATE,
      "with --json: log probabilities of tokens, and the K likeliest of each place, at most 20"},
     {"--rows", "N", COUNT(rows, 1), FOR_GENERATE, "answers that are written at once (default 16)"},
+    {"--batch-invariant", NULL, FLAG(batch_invariant), FOR_GENERATE | FOR_SERVE,
+     "a seed's text is the same whatever else is generated beside it, bit by bit: steps always "
+     "compute all rows, prompts are read one at a time"},
     {"--prompts", "FILE", TEXT(prompts), FOR_GENERATE,
      "many prompts: a line each, or .jsonl with prompt, ids or messages; writes a JSON object an "
      "answer"},
