@@ -38,8 +38,8 @@ static void prompts(process_room *room) {
 static void batch_invariance(process_room *room) {
     process_shell(room, 0,
                   "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo \"the cat $i\"; done >many.txt; "
-                  "g='generate --device cpu --from run --tokens 8 --temperature 1 --seed 3 --json "
-                  "--batch-invariant'; $MLUA $g --prompts many.txt | tail -1 | "
+                  "g='generate --device cpu --from run --tokens 20 --temperature 1 --seed 3 --json "
+                  "--logprobs 1 --batch-invariant'; $MLUA $g --prompts many.txt | tail -1 | "
                   "sed 's/\"index\":11/\"index\":0/' >beside && "
                   "$MLUA $g --prompt 'the cat 12' | cmp - beside");
 }

@@ -216,6 +216,13 @@ static int core_increment_give(lua_State *L) {
     return 0;
 }
 
+static int core_bytes_text(lua_State *L) {
+    char text[64];
+    vm_format_bytes(text, sizeof text, luaL_checkinteger(L, 1));
+    lua_pushstring(L, text);
+    return 1;
+}
+
 /* Names of the parameters of a Lua function. */
 static int core_parameters(lua_State *L) {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -240,6 +247,7 @@ static const vm_entry functions[] = {
     {"increment_give", core_increment_give, "logits: Tensor, options: table",
      "assigns what increments read of the inputs that a prompt gives to its slot, the one of "
      "`slots`: {tokens=, seq=, kept=, slots=, slots_max=, given=}"},
+    {"bytes_text", core_bytes_text, "bytes: integer -> string", "12.5 MiB"},
     {"parameters", core_parameters, "f: function -> string[]",
      "the names of a Lua function's parameters"},
     {"increment_states", core_increment_states, "-> Kept",

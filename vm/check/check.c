@@ -8,11 +8,10 @@
 #include "runtime/pipeline/plan.h"
 #include "vm/bindings/precision.h"
 #include "vm/check/dry.h"
+#include "vm/check/largest.h"
 #include "vm/check/predicted.h"
 #include "vm/check/scans.h"
 #include "vm/cli/output.h"
-
-enum { LARGEST = 10 };
 
 enum { STATE_KINDS = ML_STATE_CACHE + 1 };
 
@@ -348,30 +347,6 @@ static void read_states(lua_State *L, report *r) {
 
 /* ---- Printing -------------------------------------------------------------------------------- */
 
-static void print_largest(lua_State *L, const report *r) {
-    ml_plan_block list[LARGEST];
-    int count = ml_plan_largest(r->largest, LARGEST, list);
-    printf("largest at the peak\n");
-    for (int i = 0; i < count; i++) {
-        const ml_graph *g = list[i].graph;
-        ml_ref n = list[i].node;
-        const ml_origin *origin = n ? ml_graph_origin(g, n) : NULL;
-        const char *size = bytes_text(L, list[i].bytes);
-        vm_push_type(L, g, n ? ml_graph_type(g, n) : &(ml_type){0});
-        printf("  %10s  %s", size, n ? lua_tostring(L, -1) : "workspace");
-        if (n && ml_graph_node(g, n)->op == ML_OP_STATE) {
-            const ml_state *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0]);
-            printf("  state %s", state->name ? state->name : "?");
-            origin = &state->origin;
-        } else if (origin && origin->module && origin->module[0]) {
-            printf("  in %s", origin->module);
-        }
-        if (origin && origin->file) printf("  %s:%d", origin->file, origin->line);
-        printf("\n");
-        lua_pop(L, 2);
-    }
-}
-
 static void print_types(lua_State *L, const vm_program *program, const char *name) {
     const ml_plan *plan = vm_program_plan(program);
     const ml_graph *g = plan->graph;
@@ -495,32 +470,12 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     if (r->part == PART_ALL) print_work(L, r, tokens);
     if (r->part != PART_SHARD) print_memory(L, r);
     if (r->part != PART_MEMORY) print_traffic(L, r);
-    if (r->part != PART_SHARD && r->fits) print_largest(L, r); /* the error lists them otherwise */
+    if (r->part != PART_SHARD && r->fits)
+        largest_print(L, r->largest); /* the error lists them otherwise */
     if (vm->options->mode == VM_CHECK) print_end(vm);
     lua_settop(L, 2);
     if (vm->options->types) print_all_types(L);
     vm_print_hints(L);
-}
-
-static json_t *largest_json(lua_State *L, const report *r) {
-    ml_plan_block blocks[LARGEST];
-    int count = ml_plan_largest(r->largest, LARGEST, blocks);
-    json_t *list = json_array();
-    for (int i = 0; i < count; i++) {
-        const ml_graph *g = blocks[i].graph;
-        ml_ref n = blocks[i].node;
-        const ml_origin *origin = n ? ml_graph_origin(g, n) : NULL;
-        vm_push_type(L, g, n ? ml_graph_type(g, n) : &(ml_type){0});
-        json_t *item = json_pack("{s:s, s:I}", "type", n ? lua_tostring(L, -1) : "workspace",
-                                 "bytes", (json_int_t)blocks[i].bytes);
-        if (origin && origin->file) {
-            json_object_set_new(item, "file", json_string(origin->file));
-            json_object_set_new(item, "line", json_integer(origin->line));
-        }
-        json_array_append_new(list, item);
-        lua_pop(L, 1);
-    }
-    return list;
 }
 
 static void add_end(const ml_vm *vm, json_t *object) {
@@ -570,13 +525,13 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     json_t *memory = json_object();
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         json_object_set_new(memory, ml_memory_names[i], json_integer(r->memory[i]));
-    json_t *object =
-        json_pack("{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
-                  device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
-                  (json_int_t)all_states(r), "flops", r->flops, "tokens", tokens, "kernels",
-                  r->kernels, "kernels_to_compile", r->distinct, "matrix_products", r->gemms,
-                  "attentions", r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes",
-                  (json_int_t)r->peak_bytes, "memory_bytes", memory, "largest", largest_json(L, r));
+    json_t *object = json_pack(
+        "{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
+        device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
+        (json_int_t)all_states(r), "flops", r->flops, "tokens", tokens, "kernels", r->kernels,
+        "kernels_to_compile", r->distinct, "matrix_products", r->gemms, "attentions", r->attentions,
+        "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes, "memory_bytes",
+        memory, "largest", largest_json(L, r->largest));
     if (object) traffic_json(L, &r->traffic, object);
     if (object && r->step_programs < vm_table_length(L, 1)) {
         json_t *between = json_object();
@@ -691,13 +646,7 @@ int vm_report_rest(lua_State *L) {
     return 0;
 }
 
-static int core_bytes_text(lua_State *L) {
-    bytes_text(L, luaL_checkinteger(L, 1));
-    return 1;
-}
-
 static const vm_entry functions[] = {
-    {"bytes_text", core_bytes_text, "bytes: integer -> string", "12.5 MiB"},
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string}",
