@@ -85,6 +85,16 @@ core.assigning(function(state, value)
   return core.where(mine, value:broadcast(m.axes_of(before)), before):merge("part_of_batch", micro.axis, micro.axis)
 end)
 
+-- A state keeps its dtype and axes.
+local function check_type(name, state, next)
+  local same = state:dtype() == next:dtype() and #state:axes() == #next:axes()
+  for _, axis in ipairs(m.axes_of(state)) do same = same and next:has(axis) and next:size(axis) == axis.size end
+  if same then return end
+  core.fail(("scan: state %s changes from %s to %s"):format(m.shown(name), m.shown(state), m.shown(next)), {
+    at = next, help = "a state keeps its dtype and axes from step to step: cast or reduce its new value, or begin with another initial one",
+  })
+end
+
 -- What the step returned: the new states in the order of `states`, and its output.
 local function check_states(states, single, given)
   if single then
@@ -154,6 +164,7 @@ function m.scan(step, options)
   end
   local given, output = trace(step, position, keyed(states, one_state, s), keyed(inputs, one_input, t))
   call.next = check_states(states, one_state, given)
+  for i, pair in ipairs(states) do check_type(pair[1], call.states[2 * i - 1], call.next[i]) end
   local outputs, one_output = {}, false
   if output ~= nil then outputs, one_output = listed("output", output) end
   call.stacked = {}

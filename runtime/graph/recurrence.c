@@ -128,9 +128,8 @@ ml_ref ml_recurrence_parameter(ml_graph *g, const ml_type *type) {
     return ml_graph_add(g, ML_OP_PARAM, NULL, 0, &index, 1, type);
 }
 
-static _Noreturn void refuse(const ml_graph *g, ml_ref a, ml_ref b, const char *help,
-                             const char *format, const char *what) {
-    (void)g;
+static _Noreturn void refuse(ml_ref a, ml_ref b, const char *help, const char *format,
+                             const char *what) {
     ml_fail(ML_INVALID, format, what);
     ml_error_last()->operands[0] = a;
     ml_error_last()->operands[1] = b;
@@ -144,10 +143,10 @@ void ml_recurrence_slice(const ml_graph *g, ml_ref input, ml_axis axis, int64_t 
     const ml_type *t = ml_graph_type(g, input);
     int at = ml_type_find(t, axis);
     if (at < 0)
-        refuse(g, input, 0, "tensors without it are used in the step as they are",
+        refuse(input, 0, "tensors without it are used in the step as they are",
                "scan: an input has no axis \"%s\"", ml_axis_name(g, axis));
     if (t->size[at] != length)
-        refuse(g, input, 0, NULL, "scan: the inputs have different sizes of \"%s\"",
+        refuse(input, 0, NULL, "scan: the inputs have different sizes of \"%s\"",
                ml_axis_name(g, axis));
     without_axis(t, at, out);
 }
@@ -252,7 +251,7 @@ static void bind(making *m, const ml_recurrence_pair *pair, ml_ref value) {
 static ml_ref capture(making *m, ml_ref n) {
     ml_type type = *ml_graph_type(m->g, n);
     if (ml_type_find(&type, m->step->axis) >= 0)
-        refuse(m->g, n, 0, "give it in inputs = {...}: the step gets its slice at each position",
+        refuse(n, 0, "give it in inputs = {...}: the step gets its slice at each position",
                "scan: the step uses a tensor that has the axis \"%s\"",
                ml_axis_name(m->g, m->step->axis));
     return parameter_of_source(m, n, &type);
@@ -309,7 +308,7 @@ static ml_ref next_state(ml_graph *g, const ml_recurrence_step *s, int i) {
     ml_text_add(&text, " to ");
     ml_type_print(g, type, &text);
     if (origin->file) ml_text_add(&text, " at %s:%d", origin->file, origin->line);
-    refuse(g, s->states[i].value, next,
+    refuse(s->states[i].value, next,
            "a state keeps its dtype and axes from step to step: cast or reduce its new value, or "
            "begin with another initial one",
            "scan: state %s", text.text);

@@ -184,8 +184,9 @@ local function refused(text, step, options)
     return { y = (m.scan(function(s, t) return step(s, t, i) end, o)):sum() }
   end, { x = { A.batch, A.seq, A.h } })
 end
-refused("state \"h\" changes from f32[batch=2, h=3] to f32[batch=2] at", function(s, t) return { h = s.h:sum "h" }, t.x end)
-refused("state \"h\" changes from f32[batch=2, h=3] to bf16[batch=2, h=3] at", function(s, t) return { h = s.h:cast "bf16" }, t.x end)
+local here = debug.traceback():match "scan.lua:(%d+)" -- at the line of what changes
+refused(("scan.lua:%d: scan: state \"h\" changes from f32[batch=2, h=3] to f32[batch=2]"):format(here + 1), function(s, t) return { h = s.h:sum "h" }, t.x end)
+refused("state \"h\" changes from f32[batch=2, h=3] to bf16[batch=2, h=3]", function(s, t) return { h = s.h:cast "bf16" }, t.x end)
 refused("the step uses a tensor that has the axis \"seq\"", function(s, t, i) return { h = s.h }, (m.tanh(i.x) + s.h):sum() end)
 refused("an input has no axis \"seq\"", function(s) return s, s.h end, { inputs = function() return { x = m.zeros { A.h } } end })
 refused("w is assigned in the step of a scan", function(s) state:assign(0); return s, s.h end)

@@ -511,7 +511,17 @@ static int core_fail(lua_State *L) {
     int level = 1;
     if (lua_istable(L, 2) && vm_option(L, 2, "level")) level = (int)vm_integer(L, -1, "the level");
     lua_Debug frame;
-    bool known = lua_istable(L, 2) && vm_option(L, 2, "at") && lua_isfunction(L, -1);
+    const bool placed = lua_istable(L, 2) && vm_option(L, 2, "at");
+    if (placed && vm_is_tensor(L, -1)) {
+        const char *state;
+        const ml_origin *origin = origin_of(vm_of(L)->graph, vm_tensor(L, -1, "at"), &state);
+        if (origin && origin->file) {
+            lua_settop(L, 4);
+            make_error(L, origin->file, origin->line, 0);
+            return lua_error(L);
+        }
+    }
+    bool known = placed && lua_isfunction(L, -1);
     if (known) {
         lua_getinfo(L, ">S", &frame);
         known = frame.linedefined >= 1;
@@ -525,9 +535,9 @@ static int core_fail(lua_State *L) {
 
 static const vm_entry entries[] = {{"fail", core_fail,
                                     "message: string, options?: {help: string, level: integer, at: "
-                                    "function}",
+                                    "function|Tensor}",
                                     "raise an error that names the script's line, or that where "
-                                    "the function `at` begins"},
+                                    "`at` begins, or was made"},
                                    {0}};
 
 void vm_error_register(lua_State *L) {
