@@ -113,12 +113,48 @@ local function some(list)
   return table.concat(list, ", ", 1, math.min(#list, most)) .. (#list > most and (" and %d more"):format(#list - most) or "")
 end
 
+-- Of a script that was edited while it ran (mlua run --watch): states that an edit before left out, from the checkpoint of
+-- then. Gives the names of those that it lacks; nil where there is none.
+local function load_undo(kept)
+  if not core.options().new_sizes then return nil end
+  local path = kept.path .. "/undo"
+  if not core.share(core.options().rank == 0 and core.checkpoint_record(path) or nil) then return nil end
+  local record, missing, _, reshaped = core.checkpoint_load(path, nil, false)
+  if not record then return nil end
+  local lacks = {}
+  for _, list in ipairs { missing, reshaped } do
+    for _, name in ipairs(list) do lacks[name:match "^[^:]*"] = true end
+  end
+  return lacks
+end
+
+-- Those of the names that an undo's checkpoint has, and the others.
+local function split(names, lacks)
+  local known, unknown = {}, {}
+  for _, name in ipairs(names) do
+    local list = lacks and not lacks[name:match "^[^:]*"] and known or unknown
+    list[#list + 1] = name
+  end
+  return known, unknown
+end
+
 -- Load what fits. Where the checkpoint was saved by an earlier training than this one's states, the others come later.
 local function load(kept, path, last)
+  local lacks = last and load_undo(kept)
   local record, missing, unexpected, reshaped = core.checkpoint_load(path, nil, false)
   if not record then return nil, missing end
   if not last then return core.json(record, path) end
-  if #reshaped > 0 then
+  local back, again = split(missing, lacks)
+  missing = again
+  local resized
+  resized, reshaped = split(reshaped, lacks)
+  table.move(resized, 1, #resized, #back + 1, back)
+  for i, text in ipairs(back) do back[i] = text:match "^[^:]*" end
+  if #back > 0 then report(("as they were before an edit left them out: %s"):format(some(back))) end
+  if #reshaped > 0 and core.options().new_sizes then
+    for i, text in ipairs(reshaped) do reshaped[i] = text:match "^[^:]*" end
+    report(("%s has other axes of %s: they begin anew"):format(path, some(reshaped)))
+  elseif #reshaped > 0 then
     core.fail(("%s does not fit the script: %s"):format(path, some(reshaped)), { help = "a run continues with axes of the same sizes; another --out begins anew" })
   end
   if #missing > 0 then

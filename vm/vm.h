@@ -86,7 +86,8 @@ typedef struct {
     int path_count;
     const char *run_folder; /* --out of a run; NULL: none */
     const char *command;    /* the command line, as a shell takes it */
-    bool resume, new_data;
+    bool resume, new_data, new_sizes;
+    bool watch;       /* --watch: the run continues with each saved script */
     int64_t restarts; /* how often ranks are started again when one dies */
     bool elastic;     /* with fewer data-parallel ones */
 } vm_options;

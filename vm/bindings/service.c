@@ -117,6 +117,7 @@ static void push_run(lua_State *L, const vm_options *o) {
     vm_set_string(L, "out", o->run_folder);
     vm_set_boolean(L, "resume", o->resume);
     vm_set_boolean(L, "new_data", o->new_data);
+    vm_set_boolean(L, "new_sizes", o->new_sizes);
     vm_set_string(L, "command", o->command);
     vm_set_string(L, "version", MLUA_VERSION);
 }

@@ -368,10 +368,44 @@ static int profile_error(const vm_options *options) {
     return EXIT_ERROR;
 }
 
+/* Beside the run, which is a process of its own: its words are those of the command line. */
+static int watch_run(vm_options *options) {
+    if (!options->run_folder) {
+        usage_error("--watch needs a folder, which has the states from one script to the next");
+        return print_suggestion(NULL, "mlua run gpt.lua --out runs/a --watch");
+    }
+    if (options->restarts || options->profile)
+        return usage_error("--watch takes neither --restarts nor --profile");
+    int count = 0;
+    while (command_line[count]) count++;
+    options->paths = ml_alloc(sizeof(char *) * (size_t)count);
+    if (!options->paths) return print_last_error();
+    for (int i = 1; i < count; i++) {
+        bool command = i == 1 && strcmp(command_line[i], "run") == 0; /* it may be left out */
+        if (!command && strcmp(command_line[i], "--watch") != 0)
+            options->paths[options->path_count++] = command_line[i];
+    }
+    ml_vm *vm = NULL;
+    if (vm_new(options, &vm) != ML_OK) return vm_free(vm), print_last_error();
+    vm_catch_signals(vm);
+    lua_getglobal(vm->L, "require");
+    lua_pushstring(vm->L, "mlua.run_watch");
+    bool failed = vm_call(vm->L, 1, 1) != LUA_OK;
+    if (!failed) lua_pushstring(vm->L, options->script);
+    failed = failed || vm_call(vm->L, 1, 1) != LUA_OK;
+    vm_catch_signals(NULL);
+    int result = failed ? EXIT_ERROR : (int)lua_tointeger(vm->L, -1);
+    if (failed) vm_print_error(vm->L);
+    vm_free(vm);
+    ml_free(options->paths);
+    return result;
+}
+
 static int run_command(vm_options *options, int count, char **words) {
     options->mode = VM_RUN;
     int result = parse_script("run", options, count, words, true);
     if (result == EXIT_OK && !readable(options->script)) return missing_script(options->script);
+    if (result == EXIT_OK && options->watch) return watch_run(options);
     if (result == EXIT_OK) result = profile_error(options);
     return result == EXIT_OK ? run_ranks(options) : result;
 }

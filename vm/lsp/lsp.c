@@ -31,6 +31,7 @@ static struct {
     bool input_ended;
     pid_t process; /* 0: none */
     int pipe;
+    pid_t run; /* a process with this one's standard output; 0: none */
 } state;
 
 static double now(void) {
@@ -127,13 +128,10 @@ static int input_file(lua_State *L, const char *text, size_t size) {
     return file;
 }
 
-/* start(words, input?, folder?): this program with these words. */
-static int lsp_start(lua_State *L) {
-    size_t size = 0;
+/* The words at index 1, for execv: in a userdata on top of the stack. */
+static char **push_words(lua_State *L) {
     luaL_checktype(L, 1, LUA_TTABLE);
-    const char *input = luaL_optlstring(L, 2, "", &size), *folder = luaL_optstring(L, 3, NULL);
-    lsp_stop(L);
-    int count = (int)lua_rawlen(L, 1), ends[2];
+    int count = (int)lua_rawlen(L, 1);
     char **words = lua_newuserdatauv(L, sizeof *words * ((size_t)count + 2), 0);
     words[0] = (char *)"mlua";
     for (int i = 1; i <= count; i++) {
@@ -142,6 +140,16 @@ static int lsp_start(lua_State *L) {
         lua_pop(L, 1);
     }
     words[count + 1] = NULL;
+    return words;
+}
+
+/* start(words, input?, folder?): this program with these words. */
+static int lsp_start(lua_State *L) {
+    size_t size = 0;
+    int ends[2];
+    const char *input = luaL_optlstring(L, 2, "", &size), *folder = luaL_optstring(L, 3, NULL);
+    lsp_stop(L);
+    char **words = push_words(L);
     int file = input_file(L, input, size);
     if (file < 0 || pipe2(ends, O_CLOEXEC) != 0)
         vm_fail(L, NULL, "cannot start a process: %s", strerror(errno));
@@ -164,15 +172,47 @@ static int lsp_start(lua_State *L) {
     return 0;
 }
 
+static int lsp_run(lua_State *L) {
+    char **words = push_words(L);
+    fflush(stdout);
+    state.run = fork();
+    if (state.run == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* it saves, and ends */
+        execv("/proc/self/exe", words);
+        _exit(127);
+    }
+    if (state.run > 0) return 0;
+    state.run = 0;
+    vm_fail(L, NULL, "cannot start a process: %s", strerror(errno));
+}
+
+static int exit_code(int status) {
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static int lsp_running(lua_State *L) {
+    int status = 0;
+    pid_t ended = state.run ? waitpid(state.run, &status, WNOHANG) : -1;
+    lua_pushboolean(L, ended == 0);
+    if (ended <= 0) return 1;
+    state.run = 0;
+    lua_pushinteger(L, exit_code(status));
+    return 2;
+}
+
+static int lsp_signal(lua_State *L) {
+    static const char *const names[] = {"USR1", "TERM", NULL};
+    int number = luaL_checkoption(L, 1, NULL, names) == 0 ? SIGUSR1 : SIGTERM;
+    if (state.run) kill(state.run, number);
+    return 0;
+}
+
 static int push_end(lua_State *L) {
     int status = 0;
     lua_pushliteral(L, "process");
     lua_pushlstring(L, state.output.text ? state.output.text : "", state.output.size);
     end_process(&status);
-    if (WIFSIGNALED(status))
-        lua_pushinteger(L, 128 + WTERMSIG(status));
-    else
-        lua_pushinteger(L, WEXITSTATUS(status));
+    lua_pushinteger(L, exit_code(status));
     return 3;
 }
 
@@ -250,6 +290,12 @@ void vm_lsp_register(lua_State *L) {
         {"lsp_start", lsp_start, "words: string[], input?: string, folder?: string",
          "run this program with these words and standard input in a folder; ends an earlier one"},
         {"lsp_stop", lsp_stop, "", "end the process"},
+        {"lsp_run", lsp_run, "words: string[]",
+         "run this program with these words beside this one, with its standard output"},
+        {"lsp_running", lsp_running, "-> boolean, integer?",
+         "whether it runs; where it has ended since, its exit code"},
+        {"lsp_signal", lsp_signal, "name: string",
+         "\"USR1\": save and stop at the next step; \"TERM\""},
         {"lsp_stamp", lsp_stamp, "path: string -> string?", "changes when the file does"},
         {"lsp_path", lsp_path, "path: string -> string?", "the whole path of what exists"},
         {"lsp_device", lsp_device, "name?: string -> string|boolean?",

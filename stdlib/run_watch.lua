@@ -1,0 +1,148 @@
+-- `mlua run SCRIPT --out DIR --watch`: the run is a process of its own. At a save the script is checked; where it is right, the
+-- run saves its states and stops at its next step, and the new script continues from them: states are found by name, axes and
+-- sizes. A script with an error, or with other data, batch or seed, leaves the old program running.
+local core = require "mlua.core"
+local files = require "mlua.watch_files"
+local report = require "mlua.watch_report"
+
+local INTERVAL = 0.2 -- seconds
+local STOPPED = 75 -- the exit code of a run that saved and may be continued
+local FIXED = { "seed", "batch", "seq", "data", "eval_data", "tokenizer", "pack", "accum", "dtype" } -- settings of a run that an edit cannot change
+
+-- Behind what was printed.
+local function say(text, ...)
+  io.stdout:flush()
+  core.write_error((select("#", ...) > 0 and text:format(...) or text) .. "\n")
+end
+
+-- The words of `mlua check` for a run's: without what a check does not take.
+local WITH_VALUE, ALONE = { ["--out"] = true, ["-n"] = true, ["--restarts"] = true }, { ["--resume"] = true, ["--new-data"] = true, ["--elastic"] = true, ["--json"] = true, ["--quiet"] = true }
+local function check_words(words)
+  local list, i = { "check", "--facts", "--quiet" }, 1
+  while words[i] do
+    local name = words[i]:match "^(%-%-?[%a-]+)=" or words[i]
+    if WITH_VALUE[name] then
+      i = i + (name == words[i] and 1 or 0)
+    elseif not ALONE[words[i]] then
+      list[#list + 1] = words[i]
+    end
+    i = i + 1
+  end
+  return list
+end
+
+local function setting_of(facts, name)
+  for _, setting in ipairs(facts.settings) do
+    if setting.name == name then return setting.value end
+  end
+end
+
+-- Why the new script cannot continue the run; nil where it can.
+local function needs_restart(before, after)
+  for _, name in ipairs(FIXED) do
+    local old, new = setting_of(before, name), setting_of(after, name)
+    if old ~= new then return ("%s was %s and is %s"):format(name, old or "not set", new or "not set") end
+  end
+  local old, new = before.reports[1], after.reports[1]
+  if old.tokens ~= new.tokens then return ("a step is of %.0f tokens instead of %.0f"):format(new.tokens, old.tokens) end
+  if old.ranks ~= new.ranks or core.to_json(old.mesh or {}) ~= core.to_json(new.mesh or {}) then return "the layout has another mesh" end
+end
+
+-- Whether m.train trains it: own loops keep their place by themselves.
+local function trains(facts) return facts.reports[1] and (facts.reports[1].tokens or 0) > 0 end
+
+local function end_of_run()
+  local running, code
+  repeat
+    running, code = core.lsp_running()
+    if running then core.lsp_wait(0.02, false) end
+  until not running
+  return code
+end
+
+-- A checkpoint whose states the next script lacks in part: the script after the next may have them again. Two folders, as that
+-- script's own checkpoint is set aside before it looks for them.
+local function keep_for_undo(folder, lacks)
+  local newest = lacks and core.checkpoint_list(folder .. "/checkpoints")[1]
+  local function quoted(path) return "'" .. path:gsub("'", "'\\''") .. "'" end
+  local undo, next_one = quoted(folder .. "/undo"), quoted(folder .. "/undo.next")
+  local command = ("if [ -e %s ]; then rm -rf %s && mv %s %s; fi"):format(next_one, undo, next_one, undo)
+  if newest then command = ("%s && cp -rl %s %s"):format(command, quoted(newest.path), next_one) end
+  if not os.execute(command) then say("cannot keep %s for an undo", newest and newest.path or folder) end
+end
+
+-- A new text: whether the run continues with it, and whether it lacks states of the old one.
+local function consider(before, after)
+  if after.error then
+    io.write(after.error.text, after.error.text:find "\n$" and "" or "\n")
+    say "the old program continues"
+    return false
+  end
+  if not trains(after) then
+    say "the script has no m.train: the old program continues"
+    return false
+  end
+  local problem = needs_restart(before, after)
+  if problem then
+    say("%s: that needs a new run; the old program continues", problem)
+    return false
+  end
+  local any, same, lacks = report.parameters(before.parameters, after.parameters)
+  say("%d parameters continue by their names%s", same, any and "; what is new (+) or has other axes (~) begins anew" or "")
+  report.difference(before.reports[1], after.reports[1])
+  io.stdout:flush()
+  return true, lacks
+end
+
+---@param script string
+---@return integer exit code
+return function(script)
+  local words = core.options().paths
+  local checked = check_words(words)
+  local facts, code = files.trace(checked)
+  if not facts then return code or 1 end
+  if facts.error then
+    io.write(facts.error.text)
+    return 1
+  end
+  if not trains(facts) then
+    core.fail("--watch continues trainings of m.train, and the script has none", { help = "an own loop keeps its place by itself: m.save and m.load" })
+  end
+  local list, known = files.after(script, facts, { script }, {})
+  core.lsp_run { "run", table.unpack(words) }
+  local failed = false -- the edited script, after it was found right
+  while true do
+    local what = core.lsp_wait(INTERVAL, false)
+    if what == "end" then
+      core.lsp_signal "TERM"
+      return end_of_run()
+    end
+    local running, ended = core.lsp_running()
+    if not running and not failed then
+      if ended == 0 or ended == STOPPED or list.edits == nil then return ended end
+      failed = true
+      say("the edited script ended with exit code %d: mend it and save, and the run continues from its checkpoint", ended)
+    end
+    local changed = files.changed(list, known)
+    if changed then
+      local edits = (list.edits or 0) + 1
+      say("%s changed", changed)
+      local before_trace = files.stamps(list)
+      local after = files.trace(checked)
+      local accepted, lacks
+      if after then accepted, lacks = consider(facts, after) end
+      if after then list, known = files.after(script, after, list, before_trace) else known = before_trace end
+      list.edits = edits
+      if accepted then
+        if not failed then
+          core.lsp_signal "USR1"
+          local stopped = end_of_run()
+          if stopped ~= STOPPED then return stopped end -- it was over
+          keep_for_undo(core.options().out, lacks)
+        end
+        failed, facts = false, after
+        core.lsp_run { "run", "--resume", "--new-sizes", table.unpack(words) }
+      end
+    end
+  end
+end

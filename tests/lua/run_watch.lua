@@ -1,0 +1,105 @@
+-- mlua run --watch: an edit that changes nothing leaves every loss as it is, to the bit; a wider layer begins anew, the others continue, and the old
+-- one is there again when the edit is undone; an error and another batch leave the program running. The script waits at steps 10,
+-- 20 and 30 for its edits.
+local check = require "lib.check"
+local core = require "mlua.core"
+
+local binary = os.getenv "MLUA" or "build/mlua"
+local absolute = binary:sub(1, 1) == "/" and binary or assert(io.popen "pwd"):read "l" .. "/" .. binary
+local folder = os.tmpname()
+os.remove(folder)
+local function write(name, text)
+  local file = assert(io.open(folder .. "/" .. name, "w"))
+  file:write(text)
+  file:close()
+end
+local function read(name)
+  local file = assert(io.open(folder .. "/" .. name))
+  local text = file:read "a"
+  file:close()
+  return text
+end
+
+local script = [[
+local m = require "mlua"
+local cfg = m.config { embed = 16, hidden = 32, seq = 8, batch = 4, steps = 40, waits = false }
+local A = m.axes { embed = cfg.embed, hidden = cfg.hidden, seq = cfg.seq, batch = cfg.batch, vocab = 256 }
+local Model = m.module("Model", function(self)
+  self.table = m.param { A.vocab, A.embed }
+  self.up, self.down = m.param { A.embed, A.hidden }, m.param { A.hidden, A.embed }
+end)
+function Model:forward(tokens)
+  local x = self.table:gather(tokens, "vocab")
+  return (x + m.gelu(x:dot(self.up, "embed")):dot(self.down, "hidden")):dot(self.table, "embed")
+end
+m.train { model = Model(), batch = A.batch, seq = A.seq, steps = cfg.steps, optimizer = m.adamw { lr = 1e-2 }, schedule = m.cosine {}, eval_every = 0,
+          on_step = function(step)
+            if not cfg.waits or step % 10 ~= 0 or step == 40 then return end
+            print(("waiting at %d"):format(step)) io.stdout:flush()
+            while not io.open(("go-%d"):format(step)) do os.execute "sleep 0.05" end
+          end }
+]]
+assert(os.execute("mkdir " .. folder))
+write("script.lua", script)
+write("broken.lua", (script:gsub('self.up, "embed"', 'self.upp, "embed"')))
+write("batch.lua", (script:gsub("batch = 4", "batch = 8")))
+write("same.lua", script .. "-- no change\n")
+write("wider.lua", (script:gsub("hidden = 32", "hidden = 48")))
+write("drive.sh", [[
+cd "$1" && mlua=$2
+"$mlua" run script.lua waits=true --out plain --device cpu > plain.out 2>&1 &
+plain=$!
+"$mlua" run script.lua waits=true --out run --device cpu --watch > out 2>&1 &
+watcher=$!
+seen() { for i in $(seq 1200); do [ "$(grep -c "$1" out)" -ge "$2" ] && return; sleep 0.05; done; echo "no $1" >> out; }
+save() { sleep 0.02; cp "$1" new && mv new script.lua; }
+seen 'waiting at 10' 1
+save broken.lua; seen 'old program continues' 1
+save batch.lua; seen 'old program continues' 2
+save same.lua; seen 'continue by their names' 1
+sleep 0.1; touch go-10
+seen 'waiting at 20' 1
+save wider.lua; seen 'continue by their names' 2
+sleep 0.1; touch go-20
+seen 'waiting at 30' 1
+save same.lua; seen 'continue by their names' 3
+sleep 0.1; touch go-30
+wait $watcher; echo "exit $?" >> out
+wait $plain; echo "plain exit $?" >> out
+cat out
+]])
+local pipe = assert(io.popen(("sh %s/drive.sh %s %s"):format(folder, folder, absolute)))
+local text = pipe:read "a"
+pipe:close()
+
+local function losses(name)
+  local list = {}
+  for line in read(name .. "/metrics.jsonl"):gmatch "[^\n]+" do
+    local step, loss = line:match '"step":(%d+)', line:match '"loss":([^,}]+)'
+    if step and loss then list[tonumber(step)] = loss end
+  end
+  return list
+end
+local plain, watched = losses "plain", losses "run"
+for step = 1, 20 do check.equal(watched[step], plain[step], "loss of step " .. step) end
+for step = 21, 40 do check.equal(watched[step] ~= nil and watched[step] ~= plain[step], true, "loss of step " .. step) end
+
+local at = 1
+for _, line in ipairs {
+  'Model has no field "upp"', "the old program continues", "batch was 4 and is 8: that needs a new run; the old program continues", "3 parameters continue by their names",
+  "continues run from step-00000010: step 10", "~ up f32[embed=16, hidden=32] -> f32[embed=16, hidden=48]", "1 parameters continue by their names", "begin anew",
+  "~ up f32[embed=16, hidden=48] -> f32[embed=16, hidden=32]", "as they were before an edit left them out: ", "exit 0",
+  "plain exit 0",
+} do
+  local first, last = text:find(line, at, true)
+  check.equal(first ~= nil, true, line)
+  at = last or at
+end
+if check.failures > 0 then print(text) end
+local refused = assert(io.popen(("cd %s && '%s' run script.lua --watch 2>&1"):format(folder, absolute))):read "a"
+check.equal(refused:find("--watch needs a folder", 1, true) ~= nil, true)
+write("loop.lua", 'local m = require "mlua"\nlocal x = m.param { m.axis("a", 2), name = "x" }\nlocal f = m.compile(function() return { y = x:sum() } end)\nprint(f().y)\n')
+refused = assert(io.popen(("cd %s && '%s' run loop.lua --watch --out own --device cpu 2>&1"):format(folder, absolute))):read "a"
+check.equal(refused:find("--watch continues trainings of m.train, and the script has none", 1, true) ~= nil, true, refused)
+os.execute("rm -r " .. folder)
+check.done()
