@@ -4,10 +4,6 @@
 
 /* ---- Places ---------------------------------------------------------------------------------- */
 
-static bool is_running_sum(const increment *inc, ml_ref n) {
-    return ml_graph_node(inc->g, n)->op == ML_OP_CUMSUM && !ml_graph_args(inc->g, n)[1];
-}
-
 bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, place *out) {
     const place *p = operands;
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
@@ -17,10 +13,10 @@ bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, plac
     if (!p->chunk || p->other || !within || increment_names(inc->g, n, p->outer)) return false;
     if (!p->outer) { /* over chunks */
         out->lead = p->lead < 0 ? p->lead : 0;
-        return is_running_sum(inc, n);
+        return increment_is_running_sum(inc, n);
     }
     bool slices = op == ML_OP_SLICE;
-    if (p->lead < 0 || (!sums && !slices && !is_running_sum(inc, n))) return false;
+    if (p->lead < 0 || (!sums && !slices && !increment_is_running_sum(inc, n))) return false;
     out->over = p->axis;
     out->lead = 0;
     if (!sums && !slices) return true;
@@ -29,23 +25,6 @@ bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, plac
     out->lead = p->lead + 1 - (slices ? ml_graph_args(inc->g, n)[2] : p->chunk);
     if (out->lead > 0) out->lead = 0;
     return true;
-}
-
-bool increment_exclusive(const increment *inc, ml_ref n) {
-    if (ml_graph_node(inc->g, n)->op != ML_OP_SUB) return false;
-    ml_ref sum = ml_graph_source(inc->g, n, 0), of = ml_graph_source(inc->g, n, 1);
-    const place *p = &inc->places[sum];
-    return p->fed && p->chunk && !p->outer && is_running_sum(inc, sum) &&
-           increment_names(inc->g, sum, p->axis) && ml_graph_source(inc->g, sum, 0) == of;
-}
-
-bool increment_spreads(const increment *inc, ml_ref n) {
-    if (ml_graph_node(inc->g, n)->op != ML_OP_MERGE) return false;
-    ml_ref s = ml_graph_source(inc->g, n, 0);
-    const place *p = &inc->places[s];
-    const int64_t *args = ml_graph_args(inc->g, n);
-    return p->chunk && !p->outer && args[0] == p->axis &&
-           ml_type_size(ml_graph_type(inc->g, s), (ml_axis)args[1]) == p->chunk;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */

@@ -97,9 +97,6 @@ typedef struct {
 _Noreturn void increment_refuse(increment *inc, ml_ref n, const char *help, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* places.c: n looks ahead, or what it is computed of does: at the line that is the first to. */
-_Noreturn void increment_refuse_ahead(increment *inc, ml_ref n);
-
 /* types.c */
 ml_type increment_plain(ml_dtype dtype);
 void increment_push(ml_type *t, ml_axis axis, int64_t size);
@@ -121,6 +118,21 @@ ml_axis increment_before(const ml_graph *g, ml_ref n, ml_axis axis);
 /* The same; 0 where n has no such axis. */
 ml_axis increment_inner(const ml_graph *g, ml_ref n, ml_axis axis);
 
+/* reads.c: what n reads of its operands' positions. */
+bool increment_mixes(const increment *inc, ml_ref n); /* others than its own */
+/* Of operand i of n: the lead at which n reads it. */
+int64_t increment_source_lead(const increment *inc, ml_ref n, int i);
+/* Whether n is attention to keys and values that no token gives, which mixes no positions. */
+bool increment_crosses(const increment *inc, ml_ref n);
+bool increment_is_running_sum(const increment *inc, ml_ref n);
+/* x:cumsum(chunks) - x: of the chunks before. */
+bool increment_exclusive(const increment *inc, ml_ref n);
+/* A merge of chunks with an axis of as many elements as one has positions: values of chunks become
+ * those of positions. */
+bool increment_spreads(const increment *inc, ml_ref n);
+/* n looks ahead, or what it is computed of does: raises at the line that is the first to. */
+_Noreturn void increment_refuse_ahead(increment *inc, ml_ref n);
+
 /* lift.c: node n by its lifted operands. */
 ml_ref increment_lift(increment *inc, ml_ref n, const ml_ref *sources, const lifting *by);
 
@@ -131,9 +143,6 @@ ml_ref increment_defines(const increment *inc, ml_ref n);
 
 /* places.c: all that the logits depend on. Raises for what is not causal. */
 void increment_find_places(increment *inc);
-bool increment_mixes(const increment *inc, ml_ref n); /* reads other positions of its operands */
-/* Of operand i of n: the lead at which n reads it. */
-int64_t increment_source_lead(const increment *inc, ml_ref n, int i);
 
 /* keys.c: keys by which rows are sorted and counted. */
 const place *increment_source_place(const increment *inc, ml_ref n, int i);
@@ -202,12 +211,7 @@ ml_ref increment_contraction(increment *inc, ml_ref n, at_positions at);
 /* chunks.c: positions that a script cuts into chunks. */
 /* Sums over a whole chunk, running sums within or over chunks: gives n's place where it is one. */
 bool increment_find_chunks(increment *inc, ml_ref n, const place *operands, place *out);
-/* A merge of chunks with an axis of as many elements as one has positions: values of chunks become
- * those of positions. */
-bool increment_spreads(const increment *inc, ml_ref n);
 ml_ref increment_spread(increment *inc, ml_ref n, at_positions at);
-/* x:cumsum(chunks) - x: of the chunks before. */
-bool increment_exclusive(const increment *inc, ml_ref n);
 /* Elements of s along the chunk that `query` is in at each position, {row, new, key, ...}; those
  * behind the position are 0. */
 ml_ref increment_window(increment *inc, ml_ref s, const place *query, ml_axis key, at_positions at);
@@ -269,16 +273,16 @@ ml_ref increment_latent_value(increment *inc, const latent *l, const ml_attentio
 /* Whether n is an input that a prompt gives, or one of its operands depends on those. */
 bool increment_gives(const increment *inc, ml_ref n);
 place increment_given_place(const increment *inc, ml_ref n);
-/* Whether n is attention to keys and values that no token gives, which mixes no positions. */
-bool increment_crosses(const increment *inc, ml_ref n);
 place increment_cross_place(increment *inc, ml_ref n, place combined);
 /* Raises where n, which depends on tokens, reads what is given as no increment can yet. */
 void increment_check_given(increment *inc, ml_ref n);
 /* {row, ...} of what is given; along `axis`, if it has that, at the positions shifted by `lead`. */
 ml_ref increment_given(increment *inc, ml_ref n, ml_axis axis, int64_t lead, at_positions at);
-ml_ref increment_cross(increment *inc, ml_ref n, at_positions at);
 /* Slots get all that the increment reads of what is given. */
 void increment_hold_given(increment *inc);
+
+/* cross.c: attention to it; {row, new, ...} */
+ml_ref increment_cross(increment *inc, ml_ref n, at_positions at);
 
 /* ends.c */
 /* PAD and CONCAT along the positions. */

@@ -17,33 +17,6 @@ static const char *op_name(const increment *inc, ml_ref n) {
     return ml_ops[ml_graph_node(inc->g, n)->op].name;
 }
 
-/* The op to which a negative lead of n is due: none of its operands have one. */
-static ml_ref ahead_since(const increment *inc, ml_ref n) {
-    for (bool found = true; found;) {
-        found = false;
-        for (int i = 0; i < ml_graph_node(inc->g, n)->source_count && !found; i++) {
-            ml_ref s = ml_graph_source(inc->g, n, i);
-            if (!inc->places[s].fed || inc->places[s].lead >= 0) continue;
-            n = s;
-            found = true;
-        }
-    }
-    return n;
-}
-
-void increment_refuse_ahead(increment *inc, ml_ref n) {
-    ml_ref at = ahead_since(inc, n);
-    int64_t ahead = -inc->places[at].lead;
-    increment_refuse(
-        inc, at,
-        "a shift to earlier positions pads before: x:pad(\"seq\", 1, 0):slice(\"seq\", "
-        "0, n); m.conv has causal = true",
-        "%s looks ahead: what it gives at a position of \"%s\" depends on %lld later "
-        "%s",
-        op_name(inc, at), axis_name(inc, inc->places[at].axis), (long long)ahead,
-        ahead == 1 ? "one" : "ones");
-}
-
 /* Mixing ops read operands whose every element some position makes known. */
 static void require_known(increment *inc, ml_ref n, int i) {
     ml_ref s = ml_graph_source(inc->g, n, i);
@@ -243,17 +216,6 @@ static place move_place(increment *inc, ml_ref n) {
 }
 
 /* ---- Ops that read other positions ----------------------------------------------------------- */
-
-bool increment_mixes(const increment *inc, ml_ref n) {
-    const place *p = &inc->places[n];
-    ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
-    if (!p->fed || increment_crosses(inc, n)) return false;
-    if (p->over) return true;
-    if (op == ML_OP_ATTENTION || op == ML_OP_CONV || op == ML_OP_LINEAR_SCAN ||
-        op == ML_OP_RECURRENCE || op == ML_OP_CUMSUM)
-        return increment_names(inc->g, n, p->axis);
-    return false;
-}
 
 static _Noreturn void refuse_attention(increment *inc, ml_ref n) {
     ml_attention_args a;
@@ -485,20 +447,4 @@ void increment_find_places(increment *inc) {
     if (p->other) refuse_pair(inc, inc->in->logits, p);
     if (p->lead < 0) increment_refuse_ahead(inc, inc->in->logits);
     increment_require_positions(inc, inc->in->logits);
-}
-
-int64_t increment_source_lead(const increment *inc, ml_ref n, int i) {
-    const ml_node *node = ml_graph_node(inc->g, n);
-    const place *p = &inc->places[n], *s = &inc->places[ml_graph_source(inc->g, n, i)];
-    ml_axis axis = node->op == ML_OP_CONCAT ? (ml_axis)ml_graph_args(inc->g, n)[0] : 0;
-    if (increment_unit(p, axis)) {
-        int64_t offset = 0;
-        for (int k = 0; k < i; k++)
-            offset += increment_unit(p, axis) *
-                      ml_type_size(ml_graph_type(inc->g, ml_graph_source(inc->g, n, k)), axis);
-        return p->lead - offset;
-    }
-    if (node->source_count == 1 && !increment_mixes(inc, n)) return s->lead;
-    if (node->op == ML_OP_CONV) return s->lead;
-    return node->op == ML_OP_ATTENTION && !increment_crosses(inc, n) ? 0 : p->lead;
 }
