@@ -131,6 +131,9 @@ ml_status cuda_graph_capture(ml_executable *e) {
     int64_t captured = capture(e) == ML_OK;
     if (!captured)
         ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
+    else
+        ml_debug(1, "cuda: a run of program \"%s\" is the launch of one graph\n",
+                 e->plan->roots.name ? e->plan->roots.name : "");
     ML_TRY(cuda_collect_least(e, &captured, 1));
     if (!captured) cuda_graph_forget(e);
     e->graph_refused = !captured;
