@@ -297,6 +297,8 @@ ml_ref increment_attention(increment *inc, ml_ref n, at_positions at);
 ml_ref increment_cumsum(increment *inc, ml_ref n);
 /* The sum of value, {row, new, ...}, and of those at earlier positions; n's state. */
 ml_ref increment_running_sum(increment *inc, ml_ref n, ml_ref value);
+/* A running sum as it was one position before, which its state holds. */
+ml_ref increment_sum_before(increment *inc, ml_ref n);
 ml_ref increment_conv(increment *inc, ml_ref n);
 ml_ref increment_linear_scan(increment *inc, ml_ref n);
 ml_ref increment_recurrence(increment *inc, ml_ref n);

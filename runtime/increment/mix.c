@@ -63,15 +63,32 @@ ml_ref increment_cumsum(increment *inc, ml_ref n) {
     return increment_running_sum(inc, n, increment_operand(inc, n, 0, AT_NEW));
 }
 
-ml_ref increment_running_sum(increment *inc, ml_ref n, ml_ref value) {
+/* {row, ...}: the sum of what is before the new positions; *state: what holds it. */
+static ml_ref sum_so_far(increment *inc, ml_ref n, ml_ref value, uint32_t *state) {
     ml_graph *g = inc->g;
-    value = sums(inc, n, value);
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
     rest = increment_without(&rest, inc->places[n].axis, 0);
-    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);
-    ml_ref none = ml_const(g, (ml_dtype)rest.dtype, 0);
-    ml_ref before = increment_slot_read(inc, state, none);
-    value = ml_map2(g, ML_OP_ADD, value, before);
+    *state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);
+    return increment_slot_read(inc, *state, ml_const(g, (ml_dtype)rest.dtype, 0));
+}
+
+ml_ref increment_sum_before(increment *inc, ml_ref n) {
+    ml_graph *g = inc->g;
+    ml_ref value = inc->values[AT_NEW][n];
+    ml_type type = *ml_graph_type(g, value);
+    uint32_t state;
+    ml_ref first = sum_so_far(inc, n, value, &state);
+    type.size[ml_type_find(&type, inc->fresh)] = 1;
+    first = ml_broadcast(g, first, &type);
+    if (inc->size[AT_NEW] == 1) return first;
+    value = ml_slice(g, value, inc->fresh, 0, inc->size[AT_NEW] - 1);
+    return ml_concat(g, (ml_ref[]){first, value}, 2, inc->fresh);
+}
+
+ml_ref increment_running_sum(increment *inc, ml_ref n, ml_ref value) {
+    uint32_t state;
+    value = sums(inc, n, value);
+    value = ml_map2(inc->g, ML_OP_ADD, value, sum_so_far(inc, n, value, &state));
     increment_slot_write(inc, state, last_sum(inc, n, value));
     return value;
 }

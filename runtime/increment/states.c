@@ -114,6 +114,11 @@ ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows) {
 }
 
 ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay) {
+    ml_ref sum = increment_exclusive(inc, n) ? ml_graph_source(inc->g, n, 0) : n;
+    const place *p = &inc->places[sum];
+    if (delay == 1 && ml_graph_node(inc->g, sum)->op == ML_OP_CUMSUM && increment_mixes(inc, sum) &&
+        !p->over && !p->inner)
+        return increment_sum_before(inc, sum);
     return ml_slice(inc->g, increment_stacked(inc, n, delay), inc->fresh, 0, inc->size[AT_NEW]);
 }
 
