@@ -74,8 +74,7 @@ ml_ref increment_spread(increment *inc, ml_ref n, at_positions at) {
                      (ml_axis)ml_graph_args(g, n)[1]);
 }
 
-/* {row, new}: this position is the last of a chunk, whose value it makes known. */
-static ml_ref ends_chunk(increment *inc, const place *p) {
+ml_ref increment_ends_chunk(increment *inc, const place *p) {
     ml_graph *g = inc->g;
     ml_ref index = increment_index(inc, p->lead, AT_NEW), none = ml_const_int(g, ML_I32, 0);
     ml_ref rest = ml_map2(g, ML_OP_MOD, index, ml_const_int(g, ML_I32, p->chunk));
@@ -90,5 +89,26 @@ ml_ref increment_chunk_cumsum(increment *inc, ml_ref n, at_positions at) {
     if (at == AT_LAST) return increment_last(inc, inc->values[AT_NEW][n]);
     ml_ref value = increment_operand(inc, n, 0, AT_NEW);
     ml_ref none = ml_const(g, (ml_dtype)ml_graph_type(g, value)->dtype, 0);
-    return increment_running_sum(inc, n, ml_where(g, ends_chunk(inc, p), value, none));
+    return increment_running_sum(inc, n, ml_where(g, increment_ends_chunk(inc, p), value, none));
+}
+
+ml_ref increment_hold(increment *inc, ml_ref n, ml_ref value) {
+    ml_graph *g = inc->g;
+    const place *p = &inc->places[n];
+    if (!p->chunk) return value;
+    ml_type type = *ml_graph_type(g, value);
+    ml_type rest = increment_without(&type, inc->row, inc->fresh);
+    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 0, &rest);
+    ml_ref before = increment_slot_read(inc, state, ml_const(g, (ml_dtype)rest.dtype, 0));
+    type.size[ml_type_find(&type, inc->fresh)] = 1;
+    before = ml_broadcast(g, before, &type);
+    ml_ref all = ml_concat(g, (ml_ref[]){before, value}, 2, inc->fresh);
+    ml_ref end = ml_map2(g, ML_OP_MUL, increment_place_index(inc, p, true, AT_NEW),
+                         ml_const_int(g, ML_I32, p->chunk));
+    end = ml_map2(g, ML_OP_SUB, end, ml_const_int(g, ML_I32, p->lead - 1));
+    ml_ref index = ml_map2(g, ML_OP_SUB, end, inc->in->start);
+    index = ml_map2(g, ML_OP_MAXIMUM, index, ml_const_int(g, ML_I32, 0));
+    value = ml_gather(g, all, index, inc->fresh);
+    increment_slot_write(inc, state, increment_squeeze(g, increment_last(inc, value), inc->fresh));
+    return value;
 }

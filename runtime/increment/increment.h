@@ -25,7 +25,7 @@ typedef enum { ML_KEPT_POOL, ML_KEPT_SLOT } ml_kept_kind;
 typedef struct {
     ml_kept_kind kind;
     ml_ref node;    /* of the whole program: whose values it holds */
-    int64_t rows;   /* values along the axis of positions: 1 but for delayed values */
+    int64_t rows;   /* values along the axis of positions: 1 but for delayed values; 0: of chunks */
     uint32_t state; /* of the graph; its first axis is of positions or slots */
 } ml_kept;
 /* Fields of an ML_VEC, in an arena of its own. */

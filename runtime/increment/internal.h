@@ -216,6 +216,11 @@ ml_ref increment_spread(increment *inc, ml_ref n, at_positions at);
  * behind the position are 0. */
 ml_ref increment_window(increment *inc, ml_ref s, const place *query, ml_axis key, at_positions at);
 ml_ref increment_chunk_cumsum(increment *inc, ml_ref n, at_positions at);
+/* {row, new}: this position is the last of a chunk, whose value it makes known. */
+ml_ref increment_ends_chunk(increment *inc, const place *p);
+/* value {row, new, ...} of the last position so far that ended a chunk, where n is over chunks;
+ * value itself elsewhere. */
+ml_ref increment_hold(increment *inc, ml_ref n, ml_ref value);
 
 /* recall.c: gathers of earlier positions. */
 /* Gives n's place where it is one. */

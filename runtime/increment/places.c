@@ -289,20 +289,21 @@ static place scan_place(increment *inc, ml_ref n, place p, bool reverse, int fir
         increment_refuse(inc, n, "without reverse it reads earlier positions alone",
                          "%s from the end reads later positions", op_name(inc, n));
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
-        require_known(inc, n, i);
+        if (!p.chunk) require_known(inc, n, i);
         if (i >= first && i < first + count) continue;
         if (inc->places[ml_graph_source(inc->g, n, i)].fed)
             increment_refuse(inc, n, "let it be an input of the scan",
                              "%s begins with, or uses, what depends on the tokens",
                              op_name(inc, n));
     }
-    p.lead = 0;
+    if (!p.chunk || p.lead > 0) p.lead = 0;
     return p;
 }
 
 static place recurrence_place(increment *inc, ml_ref n, place p) {
     ml_recurrence r;
     ml_recurrence_read(inc->g, n, &r);
+    if (p.chunk && r.stacked > 1) refuse_cut(inc, n, &p);
     if (r.summed)
         increment_refuse(inc, n, ALTERNATIVES, "scan sums over all positions, later ones too");
     return scan_place(inc, n, p, r.reverse, 0, r.inputs);
@@ -362,6 +363,9 @@ static place rest_place(increment *inc, ml_ref n) {
         place by_mask;
         return increment_find_contraction(inc, n, &p, &by_mask) ? by_mask : contracted;
     }
+    bool over_chunks = along && p.chunk && !p.outer;
+    if (over_chunks && op == ML_OP_LINEAR_SCAN) return linear_scan_place(inc, n, p);
+    if (over_chunks && op == ML_OP_RECURRENCE) return recurrence_place(inc, n, p);
     if (along && p.lead < 0) increment_refuse_ahead(inc, n);
     if (along && increment_find_contraction(inc, n, &p, &contracted)) return contracted;
     if (along && p.other) refuse_contraction(inc, n, &p);

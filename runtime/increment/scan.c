@@ -16,12 +16,19 @@ static ml_ref state_before(increment *inc, ml_ref n, int rows, ml_ref initial, u
     return ml_permute(inc->g, value, &type);
 }
 
+/* bool {row, new}: the scan has a step at this position. Over chunks, where one ends. */
+static ml_ref steps_at(increment *inc, ml_ref n) {
+    const place *p = &inc->places[n];
+    return p->chunk ? ml_map2(inc->g, ML_OP_AND, inc->valid, increment_ends_chunk(inc, p))
+                    : inc->valid;
+}
+
 /* ---- Linear scans ---------------------------------------------------------------------------- */
 
-static ml_ref only_valid(increment *inc, ml_ref value, double otherwise) {
+static ml_ref only_steps(increment *inc, ml_ref n, ml_ref value, double otherwise) {
     ml_graph *g = inc->g;
-    if (inc->size[AT_NEW] == 1) return value;
-    return ml_where(g, inc->valid, value,
+    if (inc->size[AT_NEW] == 1 && !inc->places[n].chunk) return value;
+    return ml_where(g, steps_at(inc, n), value,
                     ml_const(g, (ml_dtype)ml_graph_type(g, value)->dtype, otherwise));
 }
 
@@ -34,18 +41,18 @@ ml_ref increment_linear_scan(increment *inc, ml_ref n) {
     uint32_t state;
     for (int i = 0; i < count; i++)
         if (i != LINEAR_SCAN_STATE) sources[i] = increment_operand(inc, n, i, AT_NEW);
-    sources[LINEAR_SCAN_K] = only_valid(inc, sources[LINEAR_SCAN_K], 0);
-    sources[LINEAR_SCAN_V] = only_valid(inc, sources[LINEAR_SCAN_V], 0);
-    sources[LINEAR_SCAN_DECAY] = only_valid(inc, sources[LINEAR_SCAN_DECAY], 1);
+    sources[LINEAR_SCAN_K] = only_steps(inc, n, sources[LINEAR_SCAN_K], 0);
+    sources[LINEAR_SCAN_V] = only_steps(inc, n, sources[LINEAR_SCAN_V], 0);
+    sources[LINEAR_SCAN_DECAY] = only_steps(inc, n, sources[LINEAR_SCAN_DECAY], 1);
     for (int i = LINEAR_SCAN_FIRST_PAIR; i < count; i++)
-        sources[i] = only_valid(inc, sources[i], 0);
+        sources[i] = only_steps(inc, n, sources[i], 0);
     ml_ref initial = ml_graph_source(g, n, LINEAR_SCAN_STATE);
     sources[LINEAR_SCAN_STATE] = state_before(inc, n, 1, initial, &state);
     scan.axis = inc->fresh;
     scan.length = inc->size[AT_NEW];
     ml_ref value = ml_linear_scan_new(g, sources, &scan);
     increment_slot_write(inc, state, ml_out(g, value, 1));
-    return value;
+    return increment_hold(inc, n, value);
 }
 
 /* ---- Other steps ----------------------------------------------------------------------------- */
@@ -64,7 +71,8 @@ static void read_inputs(stepper *s) {
     increment *inc = s->inc;
     ml_graph *g = inc->g;
     for (int i = 0; i <= s->r.inputs; i++) {
-        ml_ref value = i < s->r.inputs ? increment_operand(inc, s->n, i, AT_NEW) : inc->valid;
+        ml_ref value =
+            i < s->r.inputs ? increment_operand(inc, s->n, i, AT_NEW) : steps_at(inc, s->n);
         ml_type type = increment_plain((ml_dtype)ml_graph_type(g, value)->dtype), slice;
         increment_push(&type, inc->fresh, inc->size[AT_NEW]);
         increment_push(&type, inc->row, inc->rows);
@@ -170,5 +178,5 @@ ml_ref increment_recurrence(increment *inc, ml_ref n) {
     ml_ref value = apply(&s);
     for (int i = 0; i < s.r.states; i++)
         increment_slot_write(inc, s.ids[i], ml_out(inc->g, value, ml_recurrence_final(&s.r) + i));
-    return value;
+    return increment_hold(inc, n, value);
 }

@@ -37,6 +37,21 @@ local kinds = {
     return q:dot(before(k:dot(v, "within"):cumsum "chunks"), "key") end },
   { "the sum of the chunks before, shifted first", function(_, q, k, v)
     return q:dot(before(k:dot(v, "within")):cumsum "chunks", "key") end },
+  { "a scan over chunks", function(h, q, k, v)
+    local decay = m.sigmoid(cut(h:dot(wg, "embed")):sum "within")
+    local function step(s, t)
+      local S = s.S * t.g + t.x
+      return { S = S }, S
+    end
+    local state = m.scan(step, { axis = "chunks", state = { S = m.zeros { A.batch, A.key, A.value } }, inputs = { g = decay, x = k:dot(v, "within") } })
+    return q:dot(before(state), "key") end },
+  { "a recurrence over chunks, which reads the state before", function(_, q, k, v)
+    local function step(s, x)
+      local S = m.tanh(s.S * 0.9 + x)
+      return { S = S }, s.S
+    end
+    local state = m.scan(step, { axis = "chunks", state = { S = m.zeros { A.batch, A.key, A.value } }, inputs = k:dot(v, "within") })
+    return q:dot(before(state), "key") end },
   { "the mean of the chunk before", function(_, _, _, v)
     return before(m.tanh(v:mean "within")):broadcast { A.batch, chunks, within, A.value } + v end },
   { "attention to the chunk so far", function(_, q, k, v)
