@@ -50,13 +50,14 @@ local function valid(value)
   return value
 end
 
----Write the object; `failure` is the error that ended the script, or nil.
+---Write the object; `failure` is the error that ended the script, or nil; `pending`: what plans say is not known yet.
 ---@param failure any
-function known.write(failure)
+---@param pending? boolean
+function known.write(failure, pending)
   local run = core.known_run()
   local reports = {}
   for i, text in ipairs(run.reports) do reports[i] = core.json(text) end
-  local values, axes, seen = core.known_values(), {}, {}
+  local values, axes, seen = core.known_values(not pending), {}, {}
   for _, value in ipairs(values) do
     for _, axis in ipairs(value.axes or {}) do
       if not seen[axis.name] and #axes < NAMES then axes[#axes + 1] = axis.name end
@@ -67,7 +68,7 @@ function known.write(failure)
   core.write_json(core.to_json(valid {
     script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
     error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(values),
-    steps = core.list(core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.named_modules()),
+    pending = pending, steps = core.list(pending and {} or core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.named_modules()),
     settings = core.list(settings()), axes = core.list(axes),
   }) .. "\n")
 end

@@ -270,8 +270,8 @@ function Server:run()
     local what, text, code = core.lsp_wait(seconds, self.waiting == nil)
     if what == "message" then
       self:receive(text)
-    elseif what == "process" then
-      local ok, problem = pcall(self.trace.finish, self.trace, text, code)
+    elseif what == "line" or what == "process" then
+      local ok, problem = pcall(what == "line" and self.trace.line or self.trace.finish, self.trace, what == "line" and text or code)
       if not ok then self:notify("window/logMessage", { type = ERROR, message = tostring(problem) }) end
     elseif what == "end" then
       break

@@ -61,7 +61,8 @@ end
 ---@param name string? what it is called
 ---@param value table of known.lua
 ---@param steps table[] of its line
-function format.value(name, value, steps)
+---@param pending? boolean layout and steps come later
+function format.value(name, value, steps, pending)
   local head = name and name .. ": " or ""
   if value.kind == "axis" then
     return { ("```lua\n%saxis %s = %d\n```"):format(head, value.axes[1].name, value.axes[1].size) }
@@ -80,6 +81,7 @@ function format.value(name, value, steps)
   local by = value.kind == "tensor" and steps_text(steps)
   if by then lines[#lines + 1] = "forward steps of the line: " .. by end
   if value.module and value.kind == "tensor" then lines[#lines + 1] = ("first made in `%s`"):format(value.module) end
+  if pending then lines[#lines + 1] = "layout and steps: pending" end
   if value.others then lines[#lines + 1] = "elsewhere `" .. table.concat(value.others, "`, `") .. "`" end
   return lines
 end

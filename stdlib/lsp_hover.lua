@@ -110,7 +110,7 @@ function hover.at(document, facts, offset)
       name = nil
       value = call and value_of_call(facts, path, call)
     end
-    local lines = value and format.value(name, value, facts:steps_at(path, value.line)) or {}
+    local lines = value and format.value(name, value, facts:steps_at(path, value.line), facts.object.pending) or {}
     if head then table.move({ head, text ~= "" and text or nil }, 1, 2, #lines + 1, lines) end
     if #lines > 0 then return markdown(lines, range) end
     if token.owner and token.owner:find "^option:m%." then
@@ -123,7 +123,7 @@ function hover.at(document, facts, offset)
   if axis then return markdown({ axis }, range) end
   for _, value in ipairs(facts and facts:around(path, offset) or {}) do -- an operator, a bracket, a number
     if value.kind ~= "other" then
-      return markdown(format.value(nil, value, facts:steps_at(path, value.line)), document.text:range(value.first, value.last))
+      return markdown(format.value(nil, value, facts:steps_at(path, value.line), facts.object.pending), document.text:range(value.first, value.last))
     end
   end
 end

@@ -195,23 +195,33 @@ local ENDS = {
   [137] = "the script takes more than 5 s and was stopped", -- by work(), as it waits
 }
 
--- Accept what the process wrote.
-function Trace:finish(output, code)
-  local running = self.running
-  self.running = nil
-  if not running then return end
-  local document = running.document
-  local object = core.json(output)
-  if type(object) ~= "table" then
-    local message = ENDS[code] or ("the script could not be traced (exit code %d); the server's log has the reason"):format(code)
-    return self:publish(document, { [document.path] = { self:diagnostic(document.path, 1, message, ERROR) } })
-  end
-  local facts = facts_of.new(object, running.folder, texts.normal)
+-- Take a line of the process: of a script that takes long types come first, what plans say later.
+function Trace:line(text)
+  local running, object = self.running, core.json(text)
+  if not running or type(object) ~= "table" then return end
+  local document, facts = running.document, facts_of.new(object, running.folder, texts.normal)
   for path, open in pairs(self.server.documents) do facts:place(path, open.text:skipped()) end
   -- A script that fails half way keeps what was known of the rest.
   local before = self.facts[document.path]
   if object.error and before then facts:keep(before) end
-  self.facts[document.path] = facts
+  self.facts[document.path], running.facts = facts, facts
+end
+
+-- The process has ended.
+function Trace:finish(code)
+  local running = self.running
+  self.running = nil
+  if not running then return end
+  local document, facts = running.document, running.facts
+  if not facts or facts.object.pending then
+    local message = ENDS[code] or ("the script could not be traced (exit code %d); the server's log has the reason"):format(code)
+    local item = self:diagnostic(document.path, 1, message, ERROR)
+    if facts then
+      facts.object.pending = nil -- it stays unknown
+      item = self:diagnostic(document.path, training_line(document.text), "planning takes more than 5 s: layouts, memory and steps are not known", INFORMATION)
+    end
+    return self:publish(document, { [document.path] = { item } })
+  end
   self:publish(document, self:diagnostics_of(document, facts))
   self.server:traced(document, facts)
 end
@@ -225,7 +235,7 @@ function Trace:work()
   if self.running then
     if now - self.running.began < LONGEST then return LONGEST - (now - self.running.began) end
     core.lsp_stop()
-    self:finish("", 137)
+    self:finish(137)
   end
   local chosen, soonest = nil, math.huge
   for path, time in pairs(self.due) do

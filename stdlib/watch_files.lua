@@ -6,13 +6,13 @@ local files = {}
 ---@param words string[] of the command line
 function files.trace(words)
   core.lsp_start(words)
-  local output, code
+  local last, what, text, code
   repeat
-    local what
-    what, output, code = core.lsp_wait(60, false)
+    what, text, code = core.lsp_wait(60, false)
+    if what == "line" then last = text end
   until what == "process" or what == "end"
-  local facts = output and core.json(output)
-  if type(facts) ~= "table" then return nil, code end
+  local facts = what == "process" and last and core.json(last)
+  if type(facts) ~= "table" or facts.pending then return nil, code end
   return facts
 end
 

@@ -9,6 +9,7 @@
 #include "vm/check/dry.h"
 #include "vm/check/explain.h"
 #include "vm/check/traffic.h"
+#include "vm/known/known.h"
 
 enum { MOST_MICROBATCHES = 1 << 30 };
 
@@ -250,6 +251,7 @@ static int core_program(lua_State *L) {
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
     if (vm->dry.runs || vm_cannot_run(vm)) {
+        if (vm->options->facts) known_write_pending(L);
         explain_plan(L, &p->roots, &p->plan);
         dry_note_program(L, p->plan);
         luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/graph/analysis.h"
 #include "vm/check/predicted.h"
@@ -122,7 +123,7 @@ static void push_value(lua_State *L, const known_values *all, const placement_li
     if (value->kind > KNOWN_STATE) return;
     set_type(L, "type", &value->type);
     vm_set_integer(L, "bytes", ml_type_bytes(&value->type));
-    if (list->placed[i]) set_placement(L, all, &value->type, &list->places[i]);
+    if (list->placed && list->placed[i]) set_placement(L, all, &value->type, &list->places[i]);
     if (value->kind == KNOWN_STATE) {
         const ml_state *state = ml_graph_state(g, value->state);
         vm_set_string(L, "name", state->name);
@@ -142,10 +143,11 @@ static void push_value(lua_State *L, const known_values *all, const placement_li
 static int core_known_values(lua_State *L) {
     const known_values *all = known_of(L);
     placement_list list = {0};
+    bool places = lua_toboolean(L, 1);
     lua_settop(L, 0);
     lua_newtable(L);
     if (!all) return 1;
-    place_values(L, all, &list);
+    if (places) place_values(L, all, &list);
     for (size_t i = 0; i < all->values.count; i++) {
         push_value(L, all, &list, i);
         lua_rawseti(L, 1, (lua_Integer)i + 1);
@@ -324,6 +326,18 @@ static int write_facts(lua_State *L) {
     return 0;
 }
 
+void known_write_pending(lua_State *L) {
+    known_values *all = known_of(L);
+    static const double LONG = 0.5; /* seconds of processor time */
+    if (!all || all->pending_written || all->paused) return;
+    if ((double)clock() / CLOCKS_PER_SEC < LONG) return;
+    all->pending_written = true;
+    vm_push_library(L, "mlua.known", "write");
+    lua_pushnil(L);
+    lua_pushboolean(L, 1);
+    lua_call(L, 2, 0);
+}
+
 void known_write(lua_State *L, bool failed) {
     if (!failed) lua_pushnil(L);
     lua_pushcfunction(L, write_facts);
@@ -333,8 +347,9 @@ void known_write(lua_State *L, bool failed) {
 
 void vm_known_register(lua_State *L) {
     static const vm_entry functions[] = {
-        {"known_values", core_known_values, "-> table[]",
-         "values of the script's expressions: kind, file, line, begin, finish (bytes), type, axes, "
+        {"known_values", core_known_values, "places: boolean -> table[]",
+         "values of the script's expressions, and where the layout puts them: kind, file, line, "
+         "begin, finish (bytes), type, axes, "
          "bytes, placed, local_type, local_bytes, op, flops, others"},
         {"known_pause", core_known_pause, "pause: boolean -> boolean",
          "whether values are not noted from now on; gives whether they were not"},

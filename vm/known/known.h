@@ -29,12 +29,16 @@ typedef struct {
     ml_arena *arena;
     ML_VEC(known_value) values;
     bool paused; /* nothing is noted for now */
+    bool pending_written;
 } known_values;
 
 known_values *known_of(lua_State *L); /* NULL: nothing is noted */
 void known_register(lua_State *L);    /* adds trap.seen; the traps are registered */
 /* Of --buffers: what vm_load_file takes in the place of files. */
 void known_set_buffers(lua_State *L, const char *path);
+/* Before the first program is planned: where the script took long, write what is known so far, as
+ * an object of its own with "pending". */
+void known_write_pending(lua_State *L);
 /* After the script: write the JSON object. `failed`: the error is on top of the stack; pops it. */
 void known_write(lua_State *L, bool failed);
 

@@ -216,7 +216,19 @@ static int push_end(lua_State *L) {
     return 3;
 }
 
-/* wait(seconds, reads?) -> "message", text | "process", output, code | "end" | nil */
+/* A whole line of the process, as it comes. */
+static bool push_line(lua_State *L) {
+    buffer *b = &state.output;
+    const char *end = b->size ? memchr(b->text, '\n', b->size) : NULL;
+    if (!end) return false;
+    size_t length = (size_t)(end - b->text);
+    lua_pushliteral(L, "line");
+    lua_pushlstring(L, b->text, length);
+    drop(b, length + 1);
+    return true;
+}
+
+/* wait(seconds, reads?) -> "message", text | "line", text | "process", rest, code | "end" | nil */
 static int lsp_wait(lua_State *L) {
     enum { MILLISECONDS = 1000 };
     double until = now() + luaL_checknumber(L, 1);
@@ -227,6 +239,7 @@ static int lsp_wait(lua_State *L) {
             lua_insert(L, -2);
             return 2;
         }
+        if (push_line(L)) return 2;
         if (reads && state.input_ended) return lua_pushliteral(L, "end"), 1;
         if (vm_stop) return lua_pushliteral(L, "end"), 1;
         double left = until - now();
@@ -284,8 +297,11 @@ static int lsp_clock(lua_State *L) {
 void vm_lsp_register(lua_State *L) {
     static const vm_entry functions[] = {
         {"lsp_wait", lsp_wait, "seconds: number, reads?: boolean -> string?, string?, integer?",
-         "the next message of standard input, or the end of the process that lsp_start started: "
-         "\"message\", text; \"process\", output, exit code; \"end\"; nil: neither in that time"},
+         "the next message of standard input, line of the process that lsp_start started, or its "
+         "end: "
+         "\"message\", text; \"line\", text; \"process\", rest, exit code; \"end\"; nil: none in "
+         "that "
+         "time"},
         {"lsp_send", lsp_send, "text: string", "a message to standard output"},
         {"lsp_start", lsp_start, "words: string[], input?: string, folder?: string",
          "run this program with these words and standard input in a folder; ends an earlier one"},
