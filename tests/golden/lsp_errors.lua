@@ -23,6 +23,34 @@ local scripts = {
   "#!/usr/bin/env mlua\nlocal m = require 'mlua'\nprint(m.nothing)\n",
 }
 scripts[#scripts + 1] = "vim.opt.number = true\n" -- other Lua is not traced
+-- A model with a change each.
+local model = [[
+local m = require "mlua"
+local A = m.axes { embed = 16, batch = 4, seq = 8, vocab = 256 }
+local Model = m.module("Model", function(self) self.table = m.param { A.vocab, A.embed } end)
+function Model:forward(tokens)
+  local x = self.table:gather(tokens, "vocab")
+  return x:dot(self.table, "embed")
+end
+m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 1, optimizer = m.sgd { lr = 0.1 } }
+]]
+local function changed(from, to)
+  local first, last = model:find(from, 1, true)
+  scripts[#scripts + 1] = model:sub(1, first - 1) .. to .. model:sub(last + 1)
+end
+changed('local m = require "mlua"', '--! device rtx3090\nlocal m = require "mlua"')
+scripts[#scripts] = scripts[#scripts]:gsub("vocab = 256", "vocab = 8388608"):gsub("embed = 16,", "embed = 4096,") -- does not fit
+changed("steps = 1", 'steps = 1, layout = m.layout { mesh = { { "dp", 3 } }, acts = { dp = { "batch" } } }') -- does not divide
+changed("steps = 1", 'steps = 1, layout = m.layout { mesh = { { "dp", 2 } }, acts = { dp = { "bath" } } }')
+changed('return x:dot(self.table, "embed")', "x:dot(self.table, 'embed')")
+changed("model = Model()", "model = Model")
+changed("model = Model(), ", "")
+changed("steps = 1", "stepz = 1")
+changed('return x:dot(self.table, "embed")', 'return x:dot(self.table, "embed"):sum("vocab")')
+changed('local x = self.table:gather(tokens, "vocab")', 'local x = self.table:gather(tokens, "vocab")\n  local scores = m.softmax(x:dot(x, "embed"), "seq")\n  x = x * scores:sum()')
+changed('local x = self', 'local x = x.self')
+changed("m.sgd { lr = 0.1 }", 'm.sgd { lr = "0.1" }')
+changed("steps = 1", 'steps = 1, data = "absent.txt"')
 local s = lsp.session { device = "cpu" }
 s:open("helper.lua", 'local m = require "mlua"\nlocal helper = {}\nfunction helper.f(axis)\n  return m.param { axis }:dot(m.param { axis }, "ffn")\nend\nreturn helper\n')
 for i, text in ipairs(scripts) do s:open(("%02d.lua"):format(i), text) end

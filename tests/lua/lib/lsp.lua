@@ -111,7 +111,7 @@ end
 function lsp.text(value) return core.to_json(value) end
 
 ---Print a value of the protocol.
-function lsp.show(mark, value) print(mark .. " " .. core.to_json(value):gsub(root:gsub("%p", "%%%0"), "ROOT")) end
+function lsp.show(mark, value) print(mark .. " " .. (value == nil and "none" or core.to_json(value)):gsub(root:gsub("%p", "%%%0"), "ROOT")) end
 
 ---Run, and print every message of both sides; of completions the first labels. Texts of documents are in the script.
 function Session:print()
