@@ -528,3 +528,40 @@ void affine_keys(affine_state *x) {
         if (fits) x->keys = keys;
     }
 }
+
+/* ---- Steps by elements ----------------------------------------------------------------------- */
+
+/* n, which depends on no state, in the state's type; 0: zeros. */
+static bool free_of_states(ml_graph *g, const ml_recurrence_step *s, ml_ref state, ml_ref *n) {
+    const ml_type type = *ml_graph_type(g, state);
+    ml_refs body = {0};
+    if (*n) graph_reach(g, *n, ml_graph_arena(g), &body);
+    for (uint32_t i = 0; i < body.count; i++)
+        for (int k = 0; k < s->state_count; k++)
+            if (body.at[i] == s->states[k].parameter) return false;
+    ml_ref made = *n ? ml_cast(g, *n, (ml_dtype)type.dtype) : ml_const(g, (ml_dtype)type.dtype, 0);
+    const bool whole = ml_type_same_axes(ml_graph_type(g, made), &type);
+    *n = whole ? ml_permute(g, made, &type) : ml_broadcast(g, made, &type);
+    return true;
+}
+
+bool ml_recurrence_slopes(ml_graph *g, const ml_recurrence_step *s, ml_ref *slopes,
+                          ml_ref *offsets) {
+    enum { MOST = 16 };
+    recurrence_body b;
+    if (s->state_count > MOST) return false;
+    recurrence_body_find(&b, g, s, s->next, s->state_count);
+    for (int i = 0; i < s->state_count; i++) {
+        const ml_ref state = s->states[i].parameter;
+        affine_state x = {.b = &b, .state = i, .parameter = state, .base = state};
+        affine_form f;
+        const ml_dtype dtype = (ml_dtype)ml_graph_type(g, state)->dtype;
+        if (dtype != ML_F32 && dtype != ML_F64) return false;
+        if (!affine_find(&x, s->next[i], &f) || f.vector || f.pairs || f.rounded) return false;
+        slopes[i] = f.decay;
+        offsets[i] = f.rest;
+        if (!free_of_states(g, s, state, &slopes[i]) || !free_of_states(g, s, state, &offsets[i]))
+            return false;
+    }
+    return true;
+}

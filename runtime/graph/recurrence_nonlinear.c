@@ -66,11 +66,12 @@ typedef struct {
     ml_graph *g; /* the step alone: its parameters are the node's */
     const ml_graph *from;
     ml_ref n;
+    ml_recurrence_step step;
     const char *why;
+    bool affine;
 } question;
 
-static void ask(void *argument) {
-    question *q = argument;
+static void find_step(question *q) {
     ml_recurrence r;
     ml_recurrence_read(q->from, q->n, &r);
     ml_arena *arena = ml_graph_arena(q->g);
@@ -88,26 +89,46 @@ static void ask(void *argument) {
     }
     for (int i = 0; i < ml_recurrence_roots(&r); i++)
         roots[i] = graph_copy_plain(q->g, q->from, ml_recurrence_root(q->from, q->n, i));
-    const ml_recurrence_step step = {.axis = r.axis,
-                                     .reverse = r.reverse,
-                                     .length = r.length,
-                                     .inputs = pairs,
-                                     .input_count = r.inputs,
-                                     .states = pairs + r.inputs,
-                                     .state_count = r.states,
-                                     .captured = pairs + r.inputs + r.states,
-                                     .captured_count = r.captured,
-                                     .next = roots,
-                                     .stacked = roots + r.states,
-                                     .stacked_count = r.stacked,
-                                     .summed = roots + r.states + r.stacked,
-                                     .summed_count = r.summed};
-    q->why = recurrence_refusal(q->g, &step);
+    q->step = (ml_recurrence_step){.axis = r.axis,
+                                   .reverse = r.reverse,
+                                   .length = r.length,
+                                   .inputs = pairs,
+                                   .input_count = r.inputs,
+                                   .states = pairs + r.inputs,
+                                   .state_count = r.states,
+                                   .captured = pairs + r.inputs + r.states,
+                                   .captured_count = r.captured,
+                                   .next = roots,
+                                   .stacked = roots + r.states,
+                                   .stacked_count = r.stacked,
+                                   .summed = roots + r.states + r.stacked,
+                                   .summed_count = r.summed};
+}
+
+static void ask_why(void *argument) {
+    question *q = argument;
+    find_step(q);
+    q->why = recurrence_refusal(q->g, &q->step);
+}
+
+static void ask_affine(void *argument) {
+    question *q = argument;
+    find_step(q);
+    ml_ref *found = ML_NEW_ARRAY(ml_graph_arena(q->g), ml_ref, 2 * q->step.state_count + 1);
+    q->affine = ml_recurrence_slopes(q->g, &q->step, found, found + q->step.state_count);
+}
+
+static question answer(const ml_graph *g, ml_ref n, void (*ask)(void *)) {
+    question q = {.g = ml_graph_derive(g), .from = g, .n = n};
+    if (ml_protect(ask, &q) != ML_OK) q.why = NULL, q.affine = false;
+    ml_graph_free(q.g);
+    return q;
 }
 
 const char *ml_recurrence_refusal(const ml_graph *g, ml_ref n) {
-    question q = {.g = ml_graph_derive(g), .from = g, .n = n};
-    const ml_status status = ml_protect(ask, &q);
-    ml_graph_free(q.g);
-    return status == ML_OK ? q.why : NULL;
+    return answer(g, n, ask_why).why;
+}
+
+bool ml_recurrence_is_affine(const ml_graph *g, ml_ref n) {
+    return ml_recurrence_elementwise(g, n) && answer(g, n, ask_affine).affine;
 }

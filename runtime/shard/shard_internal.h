@@ -128,6 +128,13 @@ void shard_nodes(sharder *s, const ml_roots *roots);
 /* Nodes to come are of the forward pass and have the origin of n. */
 void shard_enter(sharder *s, ml_ref n);
 
+/* ---- shard_linear_scan.c: states passed along a scan's axis ---- */
+#define SHARD_PARTS "ranks'parts"
+/* This rank's number along mesh axis i. */
+ml_ref shard_coordinate(sharder *s, int i);
+/* {parts, ...}: n of each rank along mesh axis i. */
+ml_ref shard_gathered_parts(sharder *s, ml_ref n, int i, ml_axis parts);
+
 /* ---- shard_recurrence.c ---- */
 void shard_recurrence(sharder *s, ml_ref n);
 

@@ -63,16 +63,15 @@ void shard_propose_linear_scan(sharder *s, ml_ref n) {
 
 /* ---- One rank's part ------------------------------------------------------------------------- */
 
-static ml_ref coordinate(const linear_scan *x, int mesh) {
-    const int64_t args[] = {mesh, x->s->layout->axis[mesh].size};
-    return ml_graph_add(x->s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
+ml_ref shard_coordinate(sharder *s, int mesh) {
+    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
+    return ml_graph_add(s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
 }
 
-/* {parts, ...}: those of all ranks. */
-static ml_ref gathered(const linear_scan *x, ml_ref n, int mesh, ml_axis parts) {
-    ml_graph *g = x->s->to;
+ml_ref shard_gathered_parts(sharder *s, ml_ref n, int mesh, ml_axis parts) {
+    ml_graph *g = s->to;
     ml_type type = *ml_graph_type(g, n);
-    const int64_t args[] = {mesh, x->s->layout->axis[mesh].size};
+    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
     for (int i = type.rank++; i > 0; i--) {
         type.axis[i] = type.axis[i - 1];
         type.size[i] = type.size[i - 1];
@@ -87,12 +86,12 @@ static ml_ref gathered(const linear_scan *x, ml_ref n, int mesh, ml_axis parts) 
 static ml_ref passed(const linear_scan *x, const ml_ref *sources, const ml_linear_scan *scan,
                      ml_ref first, int mesh, ml_ref *final) {
     ml_graph *g = x->s->to;
-    const ml_axis parts = ml_axis_named(g, "ranks'parts");
+    const ml_axis parts = ml_axis_named(g, SHARD_PARTS);
     linear_scan_map map = linear_scan_map_of(g, sources, scan);
-    map.last = gathered(x, map.last, mesh, parts);
-    map.total = gathered(x, map.total, mesh, parts);
+    map.last = shard_gathered_parts(x->s, map.last, mesh, parts);
+    map.total = shard_gathered_parts(x->s, map.total, mesh, parts);
     const ml_ref states = linear_scan_chain(g, &map, parts, first, scan, final);
-    return ml_gather(g, states, coordinate(x, mesh), parts);
+    return ml_gather(g, states, shard_coordinate(x->s, mesh), parts);
 }
 
 /* The mesh axis over which the scan's axis is cut; -1: none. */

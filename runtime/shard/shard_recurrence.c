@@ -3,7 +3,9 @@
  * The rule places states, slices of inputs and captured tensors by the axes that they have without
  * the scan's; collectives that the step then needs run at each position. What the step stacks or
  * sums stays as it comes, sums over ranks too: these are taken once, after the last position. The
- * scan's own axis is whole on each rank. */
+ * scan's own axis is whole on each rank, but for steps by elements whose states are each affine in
+ * itself: there each rank computes the map of its part, state -> total state + last, all ranks
+ * gather the maps, and each begins its part with the state that the parts before leave. */
 #include <string.h>
 
 #include "runtime/graph/recurrence.h"
@@ -17,6 +19,8 @@ typedef struct {
     ml_recurrence_pair *pairs; /* by source */
     ml_ref *roots;             /* by root: in the local graph */
     ml_placements *root_at;
+    int mesh;       /* over which the scan's axis is cut; -1: none */
+    ml_ref *finals; /* where it is cut: the states after the last position, by state */
 } cutting;
 
 /* The same cuts where a new axis comes first. */
@@ -27,6 +31,37 @@ static ml_placements behind_axis(const ml_placements *at, int count) {
     return p;
 }
 
+/* Of sources and states, what a step has of them. */
+static ml_type type_in_step(const cutting *c, int i) {
+    const ml_ref source = ml_graph_source(c->s->from, c->n, i);
+    ml_type type = *ml_graph_type(c->s->from, source);
+    if (i < c->r.inputs) ml_recurrence_slice(c->s->from, source, c->r.axis, c->r.length, &type);
+    return type;
+}
+
+/* Over which mesh axis the scan's axis is cut: the one that the layout splits its inputs along,
+ * where nothing in the step is split over it. */
+static int find_mesh(const cutting *c) {
+    const sharder *s = c->s;
+    if (c->r.inputs == 0 || c->r.states == 0) return -1;
+    const ml_type *type = ml_graph_type(s->from, ml_graph_source(s->from, c->n, 0));
+    const ml_placements whole = ml_layout_place(s->layout, s->from, type, -1, NULL);
+    int found = -1;
+    for (int i = 0; i < s->layout->count; i++) {
+        if (!shard_along(whole.over[i], 0)) continue;
+        if (found >= 0) return -1;
+        found = i;
+    }
+    if (found < 0 || whole.over[found].within || c->r.length % s->layout->axis[found].size)
+        return -1;
+    for (int i = 0; i < ml_graph_node(s->from, c->n)->source_count; i++) {
+        const ml_type one = type_in_step(c, i);
+        if (ml_layout_place(s->layout, s->from, &one, -1, NULL).over[found].kind != ML_REPLICATED)
+            return -1;
+    }
+    return ml_recurrence_is_affine(s->from, c->n) ? found : -1;
+}
+
 static void place_sources(cutting *c) {
     sharder *s = c->s;
     int count = ml_graph_node(s->from, c->n)->source_count;
@@ -34,11 +69,11 @@ static void place_sources(cutting *c) {
     c->pairs = ML_NEW_ARRAY(s->scratch, ml_recurrence_pair, count + 1);
     for (int i = 0; i < count; i++) {
         ml_ref source = ml_graph_source(s->from, c->n, i);
-        ml_type type = *ml_graph_type(s->from, source);
+        const ml_type type = type_in_step(c, i);
         bool sliced = i < c->r.inputs;
-        if (sliced) ml_recurrence_slice(s->from, source, c->r.axis, c->r.length, &type);
         c->at[i] = ml_layout_place(s->layout, s->from, &type, -1, NULL);
         ml_placements need = sliced ? behind_axis(&c->at[i], s->layout->count) : c->at[i];
+        if (sliced && c->mesh >= 0) need.over[c->mesh] = shard_split(0);
         ml_type local = ml_layout_local(s->layout, &type, &c->at[i]);
         c->pairs[i].value = shard_get(s, source, &need);
         c->pairs[i].parameter = ml_recurrence_parameter(s->to, &local);
@@ -74,7 +109,79 @@ static void take_roots(cutting *c, const ml_roots *roots) {
     }
 }
 
-static ml_ref local_new(const cutting *c) {
+/* total and last of each state over this rank's part, of all ranks: {parts, ...}. */
+static void gather_maps(const cutting *c, const ml_recurrence_step *step, ml_axis parts,
+                        ml_ref *maps) {
+    sharder *s = c->s;
+    ml_graph *g = s->to;
+    const int count = step->state_count;
+    ml_ref *slopes = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count), *offsets = slopes + count;
+    ml_ref *next = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count);
+    ml_recurrence_pair *states = ML_NEW_ARRAY(s->scratch, ml_recurrence_pair, 2 * count);
+    if (!ml_recurrence_slopes(g, step, slopes, offsets))
+        ml_raise(ML_INTERNAL, "a recurrence is cut where it cannot be");
+    for (int i = 0; i < 2 * count; i++) {
+        const ml_type type = *ml_graph_type(g, step->states[i / 2].parameter);
+        const ml_ref first = ml_const(g, (ml_dtype)type.dtype, i % 2 ? 0 : 1);
+        states[i].parameter = ml_recurrence_parameter(g, &type);
+        states[i].value = ml_broadcast(g, first, &type);
+        next[i] = ml_map2(g, ML_OP_MUL, states[i].parameter, slopes[i / 2]);
+        if (i % 2) next[i] = ml_map2(g, ML_OP_ADD, next[i], offsets[i / 2]);
+    }
+    ml_recurrence_step map = *step;
+    map.states = states;
+    map.next = next;
+    map.state_count = 2 * count;
+    map.stacked_count = map.summed_count = 0;
+    const ml_ref made = ml_recurrence_new(g, &map);
+    for (int i = 0; i < 2 * count; i++)
+        maps[i] = shard_gathered_parts(s, ml_out(g, made, i), c->mesh, parts);
+}
+
+/* The states before this rank's part instead of the first ones; those after the last part. */
+static void pass_states(cutting *c, ml_recurrence_step *step) {
+    sharder *s = c->s;
+    ml_graph *g = s->to;
+    const int count = step->state_count;
+    const ml_axis parts = ml_axis_named(g, SHARD_PARTS);
+    ml_ref *maps = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count);
+    ml_ref *next = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count), *before = next + count;
+    ml_recurrence_pair *in = ML_NEW_ARRAY(s->scratch, ml_recurrence_pair, 4 * count);
+    ml_recurrence_pair *states = in + 2 * count, *passed = in + 3 * count;
+    ml_recurrence_step chain = {.axis = parts,
+                                .reverse = step->reverse,
+                                .length = s->layout->axis[c->mesh].size,
+                                .inputs = in,
+                                .input_count = 2 * count,
+                                .states = states,
+                                .state_count = count,
+                                .next = next,
+                                .stacked = before,
+                                .stacked_count = count};
+    gather_maps(c, step, parts, maps);
+    for (int i = 0; i < 2 * count; i++) {
+        ml_type slice;
+        ml_recurrence_slice(g, maps[i], parts, chain.length, &slice);
+        in[i] = (ml_recurrence_pair){ml_recurrence_parameter(g, &slice), maps[i]};
+    }
+    for (int i = 0; i < count; i++) {
+        const ml_type type = *ml_graph_type(g, step->states[i].parameter);
+        before[i] = ml_recurrence_parameter(g, &type);
+        states[i] = (ml_recurrence_pair){before[i], step->states[i].value};
+        next[i] = ml_map2(g, ML_OP_MUL, before[i], in[2 * i].parameter);
+        next[i] = ml_map2(g, ML_OP_ADD, next[i], in[2 * i + 1].parameter);
+    }
+    const ml_ref made = ml_recurrence_new(g, &chain), number = shard_coordinate(s, c->mesh);
+    for (int i = 0; i < count; i++) {
+        const ml_type type = *ml_graph_type(g, step->states[i].parameter);
+        const ml_ref own = ml_gather(g, ml_out(g, made, i), number, parts);
+        passed[i] = (ml_recurrence_pair){step->states[i].parameter, ml_permute(g, own, &type)};
+        c->finals[i] = ml_out(g, made, count + i);
+    }
+    step->states = passed;
+}
+
+static ml_ref local_new(cutting *c) {
     const ml_recurrence *r = &c->r;
     ml_recurrence_step step = {.axis = r->axis,
                                .reverse = r->reverse,
@@ -90,6 +197,11 @@ static ml_ref local_new(const cutting *c) {
                                .stacked_count = r->stacked,
                                .summed = c->roots + r->states + r->stacked,
                                .summed_count = r->summed};
+    if (c->mesh >= 0) {
+        step.length /= c->s->layout->axis[c->mesh].size;
+        c->finals = ML_NEW_ARRAY(c->s->scratch, ml_ref, r->states);
+        pass_states(c, &step);
+    }
     return ml_recurrence_new(c->s->to, &step);
 }
 
@@ -104,9 +216,13 @@ static void add_outputs(cutting *c, ml_ref local) {
         int final = i - ml_recurrence_final(r), history = i - ml_recurrence_history(r);
         int root = history >= 0 ? history : final >= 0 ? final : r->states + i;
         bool sliced = history >= 0 || i < r->stacked;
-        value->outputs[i] = ml_out(s->to, local, i);
+        const bool last = history < 0 && final >= 0 && c->mesh >= 0;
+        value->outputs[i] = last ? c->finals[final] : ml_out(s->to, local, i);
         value->output_places[i] =
             sliced ? behind_axis(&c->root_at[root], s->layout->count) : c->root_at[root];
+        if (c->mesh >= 0 && !last)
+            value->output_places[i].over[c->mesh] =
+                sliced ? shard_split(0) : (ml_placement){ML_PARTIAL_SUM, 0};
     }
     shard_add_version(s, c->n, &value->output_places[0], value->outputs[0], false);
 }
@@ -119,6 +235,7 @@ static void cut(void *argument) {
     c->step.to = s->to;
     c->step.layout = s->layout;
     c->step.scratch = s->scratch;
+    c->mesh = find_mesh(c);
     place_sources(c);
     c->step.parameters = c->pairs;
     c->step.parameter_places = c->at;
@@ -143,5 +260,6 @@ void shard_recurrence(sharder *s, ml_ref n) {
         c.step.division.over[i].flops *= (double)c.r.length;
         c.step.division.over[i].most *= (double)c.r.length;
     }
+    if (c.mesh >= 0) c.step.division.over[c.mesh] = (ml_undivided){0};
     ml_division_add(&s->division, &c.step.division);
 }

@@ -83,7 +83,7 @@ void scans_add(check_scans *scans, const ml_plan *part) {
         if (body ? !scan->loop : scan->count == 0 && !scan->algebra)
             find_reason(scan, part->graph, step->node);
         scan->count++;
-        scan->length = r.length;
+        if (r.length > scan->length) scan->length = r.length;
         scan->loop = scan->loop || body;
         for (const ml_kernel *k = step->kernel; k; k = k->next) scan->resident |= k->cooperative;
         if (body && s->target->kind == ML_TARGET_CUDA) scan->why = step->loop->why;
@@ -98,6 +98,12 @@ static bool is_part(const check_scan *scan) {
     return mark != NULL && strcmp(mark, "'positions") == 0;
 }
 
+/* The states that ranks pass on along a scan's axis (runtime/shard/shard_recurrence.c). */
+static bool is_passing(const check_scan *scan) {
+    const char *mark = strchr(scan->axis, '\'');
+    return mark != NULL && strcmp(mark, "'parts") == 0;
+}
+
 /* Of a scan by segments: along the positions of one (recurrence_segments.c). */
 static bool is_step(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
@@ -110,7 +116,9 @@ void scans_print(const check_scans *scans) {
         if (is_part(scan)) continue;
         const int stem = (int)strcspn(scan->axis, "'");
         printf("scan over %-5.*s ", stem, scan->axis);
-        if (strcmp(scan->axis + stem, "'segments") == 0)
+        if (is_passing(scan))
+            printf("states passed along %lld of them", (long long)scan->length);
+        else if (strcmp(scan->axis + stem, "'segments") == 0)
             printf("loop over %lld segments, whose states alone are stored",
                    (long long)scan->length);
         else if (scan->axis[stem] && !is_step(scan))
@@ -145,7 +153,7 @@ void scans_json(const check_scans *scans, json_t *object) {
     json_t *list = json_array();
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
-        if (is_part(scan)) continue;
+        if (is_part(scan) || is_passing(scan)) continue;
         const bool segments = strstr(scan->axis, "'segments") != NULL || is_step(scan);
         const bool chunks = scan->linear || (strchr(scan->axis, '\'') != NULL && !segments);
         const char *file = scan->origin->file ? scan->origin->file : "";
