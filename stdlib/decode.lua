@@ -156,16 +156,25 @@ local function whole_program(self, rows)
   return program
 end
 
--- The program that computes for one slot what depends on what its prompt gives.
-local function give_program(self)
+-- A slot gets what depends on what its prompt gives: computed, or that of another open sequence `like` of the same prompt.
+local function give(self, s, like)
+  local row, whole = core.axis("row", 1), self.whole
+  if like and not like.closed then
+    local slot = { row, dtype = "i32" }
+    self.share = self.share or m.compile(function(i) self.cache:give_from(i.slots, i.from) end, { slots = slot, from = slot }, { name = "share", often = true })
+    self.share { slots = { s.slot }, from = { like.slot } }
+    return
+  end
   if not self.give then
-    local row, whole = core.axis("row", 1), self.whole
     local inputs = { slots = { row, dtype = "i32" } }
     for name, tensor in pairs(whole.inputs) do inputs[name] = tensor end
     self.give = m.compile(function(i) self.cache:give(whole, i.slots) end, inputs, { name = "give", often = true })
     load_weights(self)
   end
-  return self.give
+  local feed = { slots = { s.slot } }
+  for name, elements in pairs(s.given) do feed[name] = elements end
+  self.give(feed)
+  self.given_count = (self.given_count or 0) + 1
 end
 
 -- The whole program over one sequence, of which increments are derived: traced once.
@@ -260,11 +269,7 @@ local function open(self, ids, asked, like)
     local ok, why = self.cache:open(s, #ids, not self.invariant and like or nil)
     if not ok then return nil, why end
     s.ready = #ids - s.cached == 1
-    if #self.given > 0 then
-      local feed = { slots = { s.slot } }
-      for name, elements in pairs(s.given) do feed[name] = elements end
-      give_program(self)(feed)
-    end
+    if #self.given > 0 then give(self, s, like) end
   end
   self.open_count = self.open_count + 1
   widen(self, p)
@@ -278,7 +283,7 @@ end
 ---@return string? why
 function Decoder:open(ids, asked) return open(self, ids, asked) end
 
----Another sequence of the same prompt, whose blocks they share where all that is kept is kept by position.
+---Another sequence of the same prompt, whose blocks they share where all that is kept is kept by position, and which has what the prompt gives.
 ---@param s table
 ---@param asked? table
 ---@return table?
@@ -286,6 +291,10 @@ function Decoder:open(ids, asked) return open(self, ids, asked) end
 function Decoder:fork(s, asked)
   return open(self, table.move(s.ids, 1, s.prompt, 1, {}), asked, s)
 end
+
+---Whether a sequence of the same prompt has use of another one that is open: what the prompt gives is computed once.
+---@return boolean
+function Decoder:gives() return self.increment and #self.given > 0 end
 
 ---Whether sequences share what they know of a prompt: fork once it is read.
 ---@return boolean

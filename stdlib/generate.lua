@@ -198,8 +198,8 @@ local function open(run, job, all)
   job.asked.given = run.prompts[job.prompt].given_elements
   job.asked.prompt = #ids - #job.answer.ids -- draws and penalties continue where the window slides
   local first = job.sample > 1 and run.first[job.prompt]
-  if first and not first.closed and run.d:shares() and #job.answer.ids == 0 then
-    if not first.ready then return false end -- its prompt is being read
+  if first and not first.closed and (run.d:shares() or run.d:gives()) and #job.answer.ids == 0 then
+    if not first.ready and run.d:shares() then return false end -- its prompt is being read
     job.sequence = run.d:fork(first, job.asked)
   else
     job.sequence = run.d:open(ids, job.asked)

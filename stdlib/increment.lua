@@ -115,6 +115,18 @@ end
 ---@param slots Tensor i32 over an axis of size 1
 function Cache:give(whole, slots)
   core.increment_give(whole.logits, { tokens = whole.tokens, seq = whole.seq, kept = self.kept, slots = slots, slots_max = self.slots, given = whole.given })
+  self.given = core.take_updates()
+  for _, update in ipairs(self.given) do update[1]:assign(update[2]) end
+end
+
+---Assign to one slot what another one holds of the same prompt, while a program is traced.
+---@param slots Tensor i32 over an axis of size 1
+---@param from Tensor likewise
+function Cache:give_from(slots, from)
+  for _, update in ipairs(self.given) do
+    local held = update[1]:read()
+    update[1]:assign(held:write_rows(slots, held:gather(from, "slots"), "slots"))
+  end
 end
 
 ---What a program of `new` positions is fed of the next `counts[i]` tokens of the sequences of a list; its other rows have no work.

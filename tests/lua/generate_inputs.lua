@@ -58,6 +58,8 @@ local kinds = { pool = 0, slot = 0 }
 for _, k in ipairs(d.cache.kept:list()) do kinds[k.kind] = kinds[k.kind] + 1 end
 check.equal(kinds.pool, 4) -- of two layers
 check.equal(kinds.slot, 5) -- and which of the input is padding
+d:close(d:fork(s, { temperature = 0 }))
+check.equal(d.given_count, 1, "what a prompt gives is computed once")
 check.raises("the prompt gives no tokens", d.open, d, { 0 }, { temperature = 0 })
 
 -- What has no increment yet is refused at its line; what cannot be fed says so.
