@@ -54,7 +54,9 @@ function Attention:forward(x)
   local kv = self.kv_norm(latent:slice("latent_key", 0, cfg.latent):rename("latent_key", "latent")):dot(self.wkv, "latent")
   local k_pass, v = kv:slice("kv_dim", 0, cfg.nope):rename("kv_dim", "head_dim"), kv:slice("kv_dim", cfg.nope, A.kv_dim.size):rename("kv_dim", "head_dim")
   q = m.concat({ q:slice("head_dim", 0, cfg.nope), m.rope(q:slice("head_dim", cfg.nope, A.head_dim.size), rope) }, "head_dim")
-  local k = m.concat({ k_pass, k_rot:broadcast { A.batch, A.seq, A.heads, m.axis("head_dim", cfg.rope_dim) }:permute(table.unpack(k_pass:axes())) }, "head_dim")
+  local of_heads = {} -- the rotary key is that of all heads
+  for i, name in ipairs(k_pass:axes()) do of_heads[i] = m.axis(name, name == "head_dim" and cfg.rope_dim or k_pass:size(name)) end
+  local k = m.concat({ k_pass, k_rot:broadcast(of_heads) }, "head_dim")
   local wider = A.head_dim.size - cfg.v_dim -- values are as wide as keys for the kernel
   local a = m.attention(q, k, wider > 0 and v:pad("head_dim", 0, wider) or v, { causal = true, scale = A.head_dim.size ^ -0.5 * sharper ^ 2 })
   return (wider > 0 and a:slice("head_dim", 0, cfg.v_dim) or a):rename("head_dim", "v_dim"):dot(self.wo, "heads", "v_dim")

@@ -129,6 +129,13 @@ PROCESS_TEST(generate_command) {
     mistakes(room);
 }
 
+/* A script that samples after training on microbatches: the batch of neither is the script's. */
+PROCESS_TEST(generate_after_training) {
+    process_run(room, 0, "",
+                "run --device cpu --quiet \"$ROOT\"/models/deepseek.lua layers=1 embed=16 heads=2 "
+                "seq=32 batch=4 accum=2 steps=1 sample=4");
+}
+
 /* T5 answers what it reads: padded, in a batch, on ranks; what reads more than tokens is refused.
  */
 PROCESS_TEST(generate_of_encoders) {
