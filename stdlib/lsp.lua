@@ -68,11 +68,6 @@ end
 
 local handlers = {} -- by method: function(server, params, id), gives the result of a request
 
-local function count_lines(text)
-  local _, lines = text:gsub("\n", "")
-  return lines
-end
-
 function Server:document_of(params)
   if type(params.textDocument) ~= "table" or type(params.textDocument.uri) ~= "string" then self.refuse(INVALID_PARAMS, "textDocument.uri is missing") end
   local path = texts.path_of(params.textDocument.uri)
@@ -93,9 +88,7 @@ handlers["textDocument/didChange"] = function(server, params)
   local document = server:document_of(params)
   if not document then return end
   for _, change in ipairs(params.contentChanges) do
-    local before = #document.text.starts
-    local first, removed, added = document.text:apply(change)
-    server.trace:shift(document.path, first, removed, added, #document.text.starts - before)
+    server.trace:shift(document.path, document.text:apply(change))
   end
   document.version = params.textDocument.version
   document.parsed = names.parse(document.text.source)

@@ -33,13 +33,13 @@ function Facts:place(path, skipped)
 end
 
 ---An edit of the file: what is behind it moves, what it touches is no longer known.
-function Facts:shift(path, first, removed, added, lines)
+function Facts:shift(path, first, removed, added)
   local kept, by = {}, added - removed
   for _, value in ipairs(self.values[path] or {}) do
     if not value.first then
       kept[#kept + 1] = value
     elseif value.first >= first + removed then
-      value.first, value.last, value.line = value.first + by, value.last + by, value.line + lines
+      value.first, value.last = value.first + by, value.last + by -- its line stays the traced one, by which steps are found
       kept[#kept + 1] = value
     elseif value.last < first then
       kept[#kept + 1] = value
@@ -85,7 +85,7 @@ function Facts:keep(before)
   if next(self.steps) == nil then self.steps = before.steps end
 end
 
----Steps of the programs that a line makes, as they were when the script was traced.
+---Steps of the programs that a line makes, a line of the text as it was when it was traced.
 function Facts:steps_at(path, line) return self.steps[path] and self.steps[path][line] or {} end
 
 return facts

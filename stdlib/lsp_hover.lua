@@ -30,8 +30,7 @@ local function value_of_field(parsed, number, facts, path)
   while parsed.tokens[first - 1] and parsed.tokens[first - 1].kind == "." and parsed.tokens[first - 2].kind == "NAME" do first = first - 2 end
   local value = facts:at(path, parsed.tokens[first].first, token.last)
   if value then return value end
-  local made = token.made or token.key and token.value and { first = token.value.first }
-  if token.made then return facts:at(path, made.first, made.last) end
+  if token.made then return facts:at(path, token.made.first, token.made.last) end
   if not token.owner then return nil end
   for _, other in ipairs(parsed.tokens) do -- another place of the same field
     if other.field == token.field and other.owner == token.owner then

@@ -58,16 +58,17 @@ end
 
 local block, expression
 
-local function owner_of(value) return value.owner end
-
 local function field(value, token, sets)
-  token.field, token.owner, token.sets = token.text, owner_of(value), sets
+  token.field, token.owner, token.sets = token.text, value.owner, sets
   token.chain = value.chain and value.chain .. "." .. token.text or nil
   local owner = token.owner
   return { owner = owner and owner ~= "library" and owner .. "." .. token.text or nil, library = owner == "library" and token.text or nil, chain = token.chain, first = value.first }
 end
 
-local function table_constructor(owner, nested)
+-- Whose the keys are of a table that is the value of a key: the tables in presets have those of the configuration.
+local INNER = { config = { presets = "presets" }, presets = setmetatable({}, { __index = function() return "config" end }) }
+
+local function table_constructor(owner)
   advance()
   while kind() ~= "}" and kind() ~= "EOF" do
     local before = at
@@ -80,12 +81,10 @@ local function table_constructor(owner, nested)
       local key = advance()
       key.field, key.owner, key.sets, key.key = key.text, owner, true, true
       advance()
-      if kind() == "{" and (key.text == "presets" or nested) then
-        table_constructor(owner == "config" and (nested and "config" or "presets") or owner == "presets" and "config" or nil, owner == "config")
+      if kind() == "{" and INNER[owner] then
+        table_constructor(INNER[owner][key.text])
       else
-        key.value = tokens[at]
-        local value = expression()
-        if owner and owner:find "^table:" then key.gives = value end
+        expression()
       end
     else
       expression()
@@ -130,6 +129,7 @@ local function arguments(value, method)
   local call = { name = value.library or method or value.chain, library = value.library ~= nil, method = method, first = tokens[at].first }
   calls[#calls + 1] = call
   local made, strings = value.library, {}
+  local keys = (made == "axes" or made == "config") and made or made and "option:m." .. made or method and "argument:" .. method or nil
   local function string_token()
     tokens[at].call = call
     strings[#strings + 1] = tokens[at].text:match "^[\"'](.*)[\"']$"
@@ -138,7 +138,7 @@ local function arguments(value, method)
   if kind() == "STRING" then
     string_token()
   elseif kind() == "{" then
-    table_constructor(made == "axes" and "axes" or made == "config" and "config" or made and "option:m." .. made or method and "argument:" .. method or nil)
+    table_constructor(keys)
   else
     advance()
     local outer = class
@@ -147,7 +147,7 @@ local function arguments(value, method)
       if kind() == "STRING" and not BINARY[kind(1)] then
         string_token()
       elseif kind() == "{" then
-        table_constructor(made == "axes" and "axes" or made == "config" and "config" or made and "option:m." .. made or method and "argument:" .. method or nil)
+        table_constructor(keys)
       elseif kind() == "function" and made == "module" then
         advance()
         body(false, "class:" .. (strings[1] or "?"))
@@ -359,7 +359,7 @@ local function statement()
     if accept "=" then
       for i, given in ipairs(expressions()) do
         local target = targets[i] and targets[i].token
-        if target then target.made, target.gives = { first = given.first, last = given.last }, given.value end
+        if target then target.made = { first = given.first, last = given.last } end
         if target and target.variable and target == targets[i].first then target.sets = true end
       end
     end

@@ -51,7 +51,7 @@ end
 ---@param options table of the editor
 ---@param root string? the workspace
 ---@param source string the script's text
----@return table result mesh, device, settings (a list of key=value), problem, line (of the problem: the script's first)
+---@return table result mesh, device, settings (a list of key=value), problem
 function settings.of(options, root, source)
   local result = { settings = {} }
   read_object(options, result)

@@ -31,6 +31,9 @@ for _, place in ipairs {
   s:at("hover", "mlp.lua", place)
 end
 s:whole("inlayHint", "mlp.lua")
+s:change("mlp.lua", "-- a line more\n", { start = { line = 1, character = 0 }, ["end"] = { line = 1, character = 0 } })
+s.texts["mlp.lua"] = text:gsub("\n", "\n-- a line more\n", 1)
+s:at("hover", "mlp.lua", "local |h = self") -- traced again or not
 s:change("mlp.lua", (text:gsub("m.param { A.ffn, A.embed }", "m.param { A.seq, A.embed }")))
 s:settle()
 s:at("hover", "mlp.lua", "local |h = self") -- what was known stays
