@@ -123,10 +123,18 @@ void ml_recurrence_segments(ml_graph *g, const ml_recurrence_step *step, int64_t
     }
 }
 
-/* Of steps with products of the states: others have kernels that store less. */
+/* Whether a kernel may serve the step that stores less than all states. */
+static bool has_kernel(ml_graph *g, const ml_recurrence_step *step) {
+    recurrence_body b;
+    ml_recurrence_rows rows;
+    recurrence_body_find(&b, g, step, step->next, step->state_count);
+    if (recurrence_multiplies(&b)) return false;
+    const ml_ref n = ml_recurrence_new(g, step);
+    return ml_recurrence_elementwise(g, n) || ml_recurrence_by_rows(g, n, &rows);
+}
+
 bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs) {
     int64_t bytes = 0;
-    recurrence_body b;
     for (int i = 0; i < step->state_count; i++) {
         const ml_type *type = ml_graph_type(g, step->states[i].parameter);
         bytes += ml_type_elements(type) * ml_dtypes[type->dtype].bytes;
@@ -136,8 +144,7 @@ bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *ou
         if (ml_graph_type(g, step->inputs[i].value)->rank == ML_MAX_AXES) return false;
     for (int i = 0; i < step->stacked_count; i++)
         if (ml_graph_type(g, step->stacked[i])->rank + 2 > ML_MAX_AXES) return false;
-    recurrence_body_find(&b, g, step, step->next, step->state_count);
-    if (!recurrence_multiplies(&b)) return false;
+    if (has_kernel(g, step)) return false;
     int64_t size = (int64_t)exp2(round(log2(sqrt((double)step->length))));
     ml_recurrence_segments(g, step, size, outputs);
     return true;
