@@ -80,6 +80,30 @@ local o = refused("concat that depends on the tokens reads what the prompt gives
   local x = table_of:gather(tokens, "vocab"):slice("target", 0, 6)
   return m.concat({ table_of:gather(i.source, "vocab"):rename("source", "target"):slice("target", 0, 6), x }, "target"):dot(table_of, "embed")
 end)
+
+-- forward(source, target), the axis by its name among m.train's inputs. A position also reads the source element of its own number.
+local Both = m.module("Both", function(self)
+  self.table, self.keys = m.param { V, E, init = 1.0 }, m.param { V, E, init = 1.0 }
+end)
+function Both:forward(source, target)
+  local x, keys = self.table:gather(target, "vocab"), self.keys:gather(source, "vocab")
+  local seen = m.attention(x, keys:rename("source", "kv_seq"), keys:rename("source", "kv_seq"), { seq = "target", head_dim = "embed" })
+  return (x:cumsum "target" + seen + keys:rename("source", "target")):dot(self.table, "embed")
+end
+local both = Both()
+given.declare(both, { source = { m.axis("batch", 4), S, dtype = "i32" }, target = { m.axis("batch", 4), T, dtype = "i32" } })
+for _, text in ipairs { { 3, 4, 5 }, { 9 } } do
+  local asked, all = { inputs = { source = text }, axis = "target", prompt = { 0 }, n = 2, seed = 5, tokens = 11, quiet = true }, {}
+  for i, increment in ipairs { true, false } do
+    asked.increment = increment
+    all[i] = m.generate(both, asked)
+  end
+  for i = 1, 2 do
+    check.equal(table.concat(all[1][i].ids, " "), table.concat(all[2][i].ids, " "))
+    check.near(all[1][i].logprob, all[2][i].logprob, 1e-5)
+  end
+end
+check.raises('axis "nowhere" is of no input of m.train', m.generate, both, { inputs = { source = { 1 } }, axis = "nowhere", prompt = { 0 }, quiet = true })
 check.raises("m.generate with inputs needs prompt", m.generate, by_name, { inputs = o.inputs, axis = T, quiet = true })
 check.raises("m.generate does not know the axes of inputs.source", m.generate, by_name, { inputs = { source = { 1 } }, axis = T, prompt = { 0 }, quiet = true })
 check.raises("has 40 elements, and its axes 12", m.generate, by_name, { inputs = { source = { S, dtype = "i32", value = ("x"):rep(40) } }, axis = T, prompt = { 0 }, quiet = true })
