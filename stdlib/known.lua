@@ -15,7 +15,7 @@ function known.describe(value)
   if kind == "table" and m.is_module(value) then return "an instance of " .. getmetatable(value).__name end -- tostring would name its parameters
   if kind == "table" then return m.is_class(value) and tostring(value) or nil end
   local text = tostring(value)
-  return not text:find "^userdata" and text or nil
+  return not text:find "0x%x+" and text or nil -- an address
 end
 
 ---The texts that an editor has not saved, by path.
