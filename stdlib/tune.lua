@@ -8,6 +8,7 @@ local core = require "mlua.core"
 local candidates = require "mlua.tune_candidates"
 
 local LIMIT = 9.0 -- seconds of the search
+local UNFIT = 3 -- so many times the limit more where nothing fits
 local IDLE = 6 -- rounds without a better layout that end it
 local SHOWN = 5
 local MEASURED = { tries = 5, steps = 8, last = 5, seconds = 600 }
@@ -130,10 +131,11 @@ end
 local function search(facts, list)
   local planned, idle = 0, 0
   local jobs = options.processors
+  local limit = options.within > 0 and options.within or LIMIT
   while idle < IDLE do
-    local left = (options.within > 0 and options.within or LIMIT) - (core.time() - started)
+    local left = limit - (core.time() - started)
     local best, batch = best_of(list), candidates.next(list, 2 * jobs, best_of(list))
-    if #batch == 0 or (left <= 0 and best) then break end
+    if #batch == 0 or left <= (best and 0 or -UNFIT * limit) then break end
     local words = {}
     for i, c in ipairs(batch) do words[i] = check_words(candidate_words(c, facts), options.memory) end
     local results = core.run_program(words, jobs, best and left or 600)
@@ -143,8 +145,8 @@ local function search(facts, list)
         planned = planned + 1
       end
     end
-    candidates.learn(list)
-    idle = best_of(list) == best and idle + 1 or 0
+    candidates.learn(list, facts.memory)
+    idle = best and best_of(list) == best and idle + 1 or 0
   end
   return planned
 end

@@ -179,7 +179,8 @@ function candidates.all(facts)
         local layout = table.move(pairs_of, 1, #pairs_of, 1, {})
         if sizes.pp > 1 and not facts.settings.accum then layout[#layout + 1] = { "microbatches", accum } end
         local c = { mesh = sizes, layout = layout, options = values, accum = accum }
-        if not facts.memory or least_memory(facts, c) <= facts.memory then
+        c.least = least_memory(facts, c)
+        if c.least <= facts.memory then
           c.estimate = estimate(facts, c)
           c.score = c.estimate
           list[#list + 1] = c
@@ -227,26 +228,31 @@ local function spread(list, ratio, use)
   end
 end
 
-local TOO_LARGE = 4 -- a candidate that does not fit counts as so much slower
+local TOO_LARGE = 4 -- a candidate that probably does not fit, or cannot be planned, counts as so much slower
 
----Correct the estimates of candidates that were not planned by those that were.
-function candidates.learn(list)
+---Correct the estimates of candidates that were not planned by those that were; of `memory` bytes.
+function candidates.learn(list, memory)
+  spread(list, function(c) return c.memory and c.memory / c.least end, function(c, ratio) c.likely = c.least * ratio end)
   spread(list, function(c)
     if not c.done then return nil end
-    return c.fits and c.seconds / c.estimate or c.seconds and math.max(TOO_LARGE, c.seconds / c.estimate) or TOO_LARGE
-  end, function(c, ratio) c.score = c.estimate * ratio end)
+    return c.seconds and c.seconds / c.estimate or TOO_LARGE
+  end, function(c, ratio) c.score = c.estimate * ratio * (c.likely and c.likely > memory and TOO_LARGE or 1) end)
 end
 
----The next `count` candidates to plan: of the best meshes first one each, until something fits.
+---The next `count` candidates to plan: half of them of the best meshes, one each. Until something fits these are the meshes that need the
+---least memory.
 function candidates.next(list, count, best)
   local rest, out, seen = {}, {}, {}
   for _, c in ipairs(list) do
     if not c.done and (not best or c.score < 1.3 * best.seconds) then rest[#rest + 1] = c end
   end
-  table.sort(rest, function(a, b)
-    if a.score ~= b.score then return a.score < b.score end
-    return a.number < b.number
-  end)
+  local function sort_by(key)
+    table.sort(rest, function(a, b)
+      if a[key] ~= b[key] then return a[key] < b[key] end
+      return a.number < b.number
+    end)
+  end
+  sort_by(best and "score" or "least")
   local function mesh_of(c) return table.concat({ c.mesh.pp, c.mesh.dp, c.mesh.ep, c.mesh.cp, c.mesh.tp }, " ") end
   for _, c in ipairs(rest) do
     if #out < count // 2 and not seen[mesh_of(c)] then
@@ -255,6 +261,7 @@ function candidates.next(list, count, best)
       c.taken = true
     end
   end
+  if not best then sort_by "score" end
   for _, c in ipairs(rest) do
     if #out < count and not c.taken then out[#out + 1] = c end
     c.taken = nil

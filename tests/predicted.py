@@ -32,6 +32,21 @@ SEVERAL = [  # layout, GPUs, mesh, model, further settings, tokens/s of a GPU, e
 ]
 
 
+# Model, GPU, script's settings, microbatches, mesh, further options; TFLOP/s of a GPU and FLOPs a token as published. Narayanan et al. 2021
+# (table 1; stages and tensor parallel as there) recompute everything and count that; Megatron-LM's README of 2024 does not.
+A100 = "vocab=51200 seq=2048"
+H100 = "layers=96 embed=12288 heads=96 vocab=131072 seq=4096 batch=1152"
+PUBLISHED = [
+    ("146 B", 1536, "a100", f"{A100} layers=80 embed=12288 heads=96 batch=2304 accum=96", "pp=8,dp=24,tp=8", "", 148, 96, 80, 12288, 2048, 51200),
+    ("310 B", 1920, "a100", f"{A100} layers=96 embed=16384 heads=128 batch=2160 accum=144", "pp=16,dp=15,tp=8", "", 155, 96, 96, 16384, 2048, 51200),
+    ("530 B", 2520, "a100", f"{A100} layers=105 embed=20480 heads=128 batch=2520 accum=280", "pp=35,dp=9,tp=8", "", 163, 96, 105, 20480, 2048, 51200),
+    ("1,008 B", 3072, "a100", f"{A100} layers=128 embed=25600 heads=160 batch=3072 accum=512", "pp=64,dp=6,tp=8", "", 163, 96, 128, 25600, 2048, 51200),
+    ("177 B", 96, "h100", f"{H100} accum=1152", "pp=12,tp=8", "--layout schedule=interleaved,chunks=2", 465, 72, 96, 12288, 4096, 131072),
+    ("177 B", 2304, "h100", f"{H100} accum=32", "pp=16,dp=36,tp=4", "--layout schedule=interleaved,chunks=6", 433, 72, 96, 12288, 4096, 131072),
+    ("177 B", 4608, "h100", f"{H100} accum=32", "pp=16,dp=36,tp=8", "--layout schedule=interleaved,chunks=6", 415, 72, 96, 12288, 4096, 131072),
+]
+
+
 def check(a, script, settings, mesh=None, device="h200"):
     words = [a.mlua, "check", f"models/{script}.lua", "--json", "--device", device] + settings.split()
     words += ["--mesh", mesh] if mesh else []
@@ -69,6 +84,17 @@ def several(a):
     summary(ratios)
 
 
+def published(a):
+    print("| model | GPUs | mesh | published TFLOP/s of a GPU | tokens/s | predicted | predicted / published | MFU, bubble, exposed |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, gpus, device, settings, mesh, more, tflops, factor, layers, embed, seq, vocab in PUBLISHED:
+        p = check(a, "gpt", f"{settings} sample=0 {more}", mesh, device)["predicted"]
+        flops = factor * layers * embed**2 * (1 + seq / (6 * embed) + vocab / (factor // 6 * layers * embed))  # of a token, as they count
+        tokens = tflops * 1e12 * gpus / flops
+        print(f"| {name} | {gpus:,} {device.upper()} | {mesh} | {tflops} | {tokens:,.0f} | {p['tokens_per_s']:,.0f} | {p['tokens_per_s'] / tokens:.2f} | "
+              f"{100 * p['mfu']:.1f}, {100 * p['bubble']:.1f}, {100 * p['exposed']:.1f} % |")
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("tables", nargs="*", default=["one", "several"])
@@ -77,7 +103,7 @@ def main():
     a = a.parse_args()
     for i, table in enumerate(a.tables):
         print("" if i else "", end="\n" if i else "")
-        {"one": one, "several": several}[table](a)
+        {"one": one, "several": several, "published": published}[table](a)
 
 
 if __name__ == "__main__":

@@ -106,3 +106,19 @@ PROCESS_TEST(tune_errors) {
     process_expect(&r, "the script gives its programs no layout: there is nothing to choose");
     process_expect(&r, "m.train{layout = m.layout.megatron{}}");
 }
+
+/* 175 B parameters on 1,024 GPUs: in 10 seconds on two idle cores, so at most 20 of processor time.
+ */
+static void tune_large(process_room *room) {
+    process_result r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/gpt.lua\" layers=96 embed=12288 heads=96 vocab=51200 seq=2048 "
+        "batch=1536 --gpus 1024 --device h200 --json");
+    CHECK(process_number(r.output, "\"seconds\":") > 0);
+    CHECK(process_number(r.output, "\"tokens_per_s\":") > 300000);
+    CHECK(r.cpu_seconds < 20);
+}
+
+TEST(long, tune_of_175_billion) {
+    process_in_room(tune_large);
+}

@@ -11,6 +11,7 @@
 #include "vm/check/largest.h"
 #include "vm/check/predicted.h"
 #include "vm/check/scans.h"
+#include "vm/check/sizes.h"
 #include "vm/cli/output.h"
 
 enum { STATE_KINDS = ML_STATE_CACHE + 1 };
@@ -488,38 +489,6 @@ static void add_end(const ml_vm *vm, json_t *object) {
                             json_string(vm->dry.message));
 }
 
-/* What a search over layouts asks for (stdlib/tune.lua): sizes of axes, of the mesh, settings. */
-static void add_sizes(lua_State *L, const report *r, json_t *object) {
-    const ml_vm *vm = vm_of(L);
-    const ml_layout *layout = ml_session_layout(vm->session);
-    json_t *axes = json_object(), *mesh = json_object(), *settings = json_object();
-    for (uint32_t i = vm->sites.count; i-- > 0;)
-        json_object_set_new(axes, ml_axis_name(r->graph, vm->sites.at[i].axis),
-                            json_integer(vm->sites.at[i].size));
-    int top = lua_gettop(L);
-    int named = lua_getfield(L, LUA_REGISTRYINDEX, "mlua.mesh") == LUA_TTABLE; /* layout.c */
-    for (int i = 0; named && i < (int)lua_rawlen(L, -1); i++) { /* no layout: of one rank */
-        lua_rawgeti(L, -1, i + 1);
-        json_object_set_new(mesh, lua_tostring(L, -1),
-                            json_integer(layout ? layout->axis[i].size : 1));
-        lua_pop(L, 1);
-    }
-    lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
-    if (lua_getfield(L, -1, "mlua") == LUA_TTABLE) {
-        lua_pushliteral(L, "settings");
-        lua_rawget(L, -2);
-        for (lua_pushnil(L); lua_istable(L, -2) && lua_next(L, -2); lua_pop(L, 1))
-            if (lua_type(L, -2) == LUA_TSTRING && lua_isinteger(L, -1))
-                json_object_set_new(settings, lua_tostring(L, -2),
-                                    json_integer(lua_tointeger(L, -1)));
-    }
-    lua_settop(L, top);
-    json_object_set_new(object, "axes", axes);
-    json_object_set_new(object, "mesh", mesh);
-    json_object_set_new(object, "settings", settings);
-    if (r->pipeline) json_object_set_new(object, "layers", json_integer(r->pipeline->map->layers));
-}
-
 static void print_json(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     json_t *memory = json_object();
@@ -548,7 +517,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
-    if (object) add_sizes(L, r, object);
+    if (object) sizes_json(L, r->pipeline, object);
     if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
     if (object) predicted_json(&r->predicted, tokens, r->flops, object);
