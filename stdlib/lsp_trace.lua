@@ -6,7 +6,7 @@ local settings_of = require "mlua.lsp_settings"
 local syntax = require "mlua.syntax"
 local texts = require "mlua.lsp_text"
 
-local DELAY, LONGEST = 0.03, 12 -- seconds after a keystroke; of a trace on the clock
+local DELAY, LONGEST = 0.03, 30 -- seconds after a keystroke; of a trace on the clock
 local ERROR, WARNING, INFORMATION = 1, 2, 3
 
 local Trace = {}
@@ -191,8 +191,8 @@ function Trace:start(document)
 end
 
 local ENDS = {
-  [152] = "the script takes more than 5 s and was stopped", -- by SIGXCPU
-  [137] = "the script takes more than 5 s and was stopped", -- by work(), as it waits
+  [152] = "the script takes more than 5 s of processor time and was stopped",
+  [137] = "the script waits for something and was stopped after 30 s",
 }
 
 -- Take a line of the process: of a script that takes long types come first, what plans say later.
