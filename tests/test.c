@@ -28,6 +28,7 @@ static int test_count;
 enum { MOST_MESSAGES = 20 }; /* of one test */
 
 /* Of the running test. */
+static const char *running = "";
 static int failures, checks;
 static char skip_reason[512], left_out[512]; /* empty: nothing is skipped */
 
@@ -94,6 +95,10 @@ bool test_all(void) {
 /* Tests of area "long", which take minutes, run where LONG is set. */
 static bool long_tests(void) {
     return getenv("LONG") != NULL;
+}
+
+const char *test_running(void) {
+    return running;
 }
 
 void test_checked(void) {
@@ -282,6 +287,7 @@ typedef enum { PASSED, FAILED, SKIPPED, RESULTS } result;
 static result run_one(const options *o, const test *t) {
     int64_t blocks = ml_live_blocks();
     double start = seconds(), cpu_start = cpu_seconds();
+    running = t->name;
     failures = checks = 0;
     skip_reason[0] = left_out[0] = 0;
     if (ml_protect(run_body, (void *)t) != ML_OK && !skip_reason[0]) {

@@ -72,6 +72,8 @@ _Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 
 void test_left_out(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* DIST_ALL is set: long tests run too, and others draw more cases. */
 bool test_all(void);
+/* The name of the test that runs: "area/name". */
+const char *test_running(void);
 /* Fail the running test with a message of its own. */
 void test_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

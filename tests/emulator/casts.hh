@@ -1,7 +1,7 @@
 // CUDA's casts of floats to integers, for both emulators of kernels (tests/emit/cuda_emulator.hh, device.hh): they
 // saturate; NaN gives the least integer but for f32 to i32, where it gives 0.
 #pragma once
-#include <climits>
+#include <limits.h>
 
 static inline long long emulated_truncate(double x, double limit, long long least) {
     return x >= limit ? ~least : x > -limit ? (long long)x : least;

@@ -78,6 +78,7 @@ static const shape hopper[] = {
 };
 
 static const shape *current;
+static bool known_to_nvrtc; /* the shapes' CUDA kernels, which another test has it compile */
 static ml_dtype dtype;
 static ml_target target;
 static int spoilt[2], number;
@@ -214,7 +215,8 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
         current = &some[i];
         kind = spoilt[1] ? "hidden keys" : current->placed ? "part" : "shape";
         if (!spoilt[1]) number = (int)i;
-        template_use_cuda(test_all() || (!current->placed && (of == ML_BF16 || i % 8 == 0)));
+        bool compiled = !known_to_nvrtc && !current->placed && (of == ML_BF16 || i % 8 == 0);
+        template_use_cuda(test_all() || compiled);
         fixture_run(check_shape, i);
     }
     template_use_cuda(true);
@@ -238,8 +240,10 @@ TEST(kernels, attention_whole) {
     check_all(ML_F32, 1, 32, test_all() ? 1 : 2);
     if (test_all()) check_some(shapes, 8, ML_F64, 1, 32, 1); /* without scores of f32 */
 }
-TEST(kernels, attention_two_passes) {
+TEST(kernels, attention_two_passes) { /* on the CPU; the CUDA kernels are those above */
+    known_to_nvrtc = true;
     check_all(ML_F32, 64, 16, 4);
+    known_to_nvrtc = false;
 }
 TEST(kernels, attention_bf16) {
     check_all(ML_BF16, 2, 32, test_all() ? 3 : 6);
@@ -254,8 +258,10 @@ TEST(kernels, attention_parts) {
  * score function) and the general ones. */
 TEST(kernels, attention_emulated) {
     template_use_emulator(true);
+    known_to_nvrtc = true; /* by attention_bf16 and attention_whole */
     check_all(ML_BF16, 64, 16, test_all() ? 9 : 18);
     check_all(ML_F32, 64, 16, test_all() ? 10 : 20);
+    known_to_nvrtc = false;
     template_use_emulator(false);
 }
 /* Blocks of other GPUs may have less than half of Hopper's shared memory. */
@@ -274,7 +280,9 @@ TEST(kernels, attention_skips) {
 }
 TEST(kernels, attention_skips_emulated) {
     template_use_emulator(true);
+    known_to_nvrtc = true;
     check_hidden(ML_BF16, 64, test_all() ? 3 : 1); /* on tensor cores */
+    known_to_nvrtc = false;
     if (test_all()) check_hidden(ML_F32, 64, 3);
     template_use_emulator(false);
 }
@@ -303,7 +311,9 @@ TEST(kernels, attention_hopper) {
 }
 TEST(kernels, attention_hopper_masked) {
     if (test_all()) test_skip("kernels/attention_hopper includes its shapes with DIST_ALL=1");
+    known_to_nvrtc = true;
     check_hopper(1, 3, 16);
+    known_to_nvrtc = false;
 }
 /* Keys that masks hide from everybody are NaN: no kernel may read their tiles. */
 TEST(kernels, attention_hopper_skips) {
@@ -311,14 +321,18 @@ TEST(kernels, attention_hopper_skips) {
     template_use_emulator(true);
     spoilt[0] = 256, spoilt[1] = 384, number = 0;
     template_spoil_c(false);
+    known_to_nvrtc = true;
     check_some(&striped, 1, ML_BF16, 64, 16, 1);
+    known_to_nvrtc = false;
     template_use_emulator(false);
     template_spoil_c(true);
     spoilt[0] = spoilt[1] = 0;
 }
 TEST(kernels, attention_hopper_opposite) {
+    known_to_nvrtc = true;
     check_hopper(1, sizeof hopper / sizeof *hopper - 1, 1);
     check_hopper(0, sizeof hopper / sizeof *hopper - 1, 1); /* and on mma.sync */
+    known_to_nvrtc = false;
 }
 TEST(kernels, attention_hopper_tiles) {
     if (!test_all()) test_skip("compilers take minutes: DIST_ALL=1");

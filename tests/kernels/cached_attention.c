@@ -158,9 +158,11 @@ TEST(kernels, cached_attention) {
 }
 TEST(kernels, cached_attention_gaps) {
     parallel = 3;
+    template_use_cuda(test_all()); /* other strides in the same files */
     template_use_gaps(true);
     check_shapes(0, 1);
     template_use_gaps(false);
+    template_use_cuda(true);
 }
 static void emulate_shapes(int first, int step) {
     parallel = 1;

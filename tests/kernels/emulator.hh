@@ -3,9 +3,6 @@
  * instructions of tensor cores. Memory checks: 16-byte accesses must be aligned; shared memory is
  * poisoned before each block. Copies and warpgroup products happen as late as they may: when their
  * thread waits for them. */
-#include <map>
-#include <vector>
-
 #include "tests/emit/cuda_emulator.hh"
 
 #define __noinline__
@@ -107,15 +104,27 @@ struct emulated_product {
     unsigned long long mark; /* of what memory held when it began */
 };
 template <typename T> struct emulated_groups {
-    std::vector<T> open;
-    std::vector<std::vector<T>> closed;
-    void commit() {
-        closed.push_back(open);
-        open.clear();
+    struct entry {
+        T work;
+        unsigned group;
+    } *at;
+    unsigned first, count, room, closed; /* entries at[first .. count - 1]; groups that are whole */
+    void push(const T &work) {
+        if (count == room && first > 0) {
+            memmove(at, at + first, sizeof *at * (count - first));
+            count -= first, first = 0;
+        }
+        if (count == room) at = (entry *)realloc((void *)at, sizeof *at * (room = 2 * room + 16));
+        at[count++] = {work, closed};
     }
-    template <typename F> void wait(size_t but, F body) {
-        for (; closed.size() > but; closed.erase(closed.begin()))
-            for (const T &each : closed.front()) body(each);
+    void commit() { closed++; }
+    template <typename F> void wait(unsigned but, F body) {
+        for (; first < count && at[first].group + but < closed; first++) body(at[first].work);
+        if (first == count) first = count = 0;
+    }
+    void forget() {
+        free((void *)at);
+        *this = {};
     }
 };
 static emulated_groups<emulated_copying> emulated_copies[EMULATED_THREADS];
@@ -125,9 +134,9 @@ static inline void emulated_copy(unsigned to, const void *from, int bytes) {
     emulated_require_aligned(to);
     if (bytes) emulated_require_aligned((unsigned long long)from);
     memset(emulated_shared + to, 0xff, 16); /* neither what was there nor what will be */
-    emulated_copies[threadIdx.x].open.push_back({to, from, bytes});
+    emulated_copies[threadIdx.x].push({to, from, bytes});
 }
-static inline void emulated_copies_wait(size_t but) {
+static inline void emulated_copies_wait(unsigned but) {
     emulated_copies[threadIdx.x].wait(but, [](const emulated_copying &c) {
         memset(emulated_shared + c.to, 0, 16);
         memcpy(emulated_shared + c.to, c.from, (size_t)c.bytes);
@@ -157,11 +166,23 @@ static void emulated_complain(const char *what) {
     abort();
 }
 /* Sums of products under way: they may not be read (they are NaN), or written. */
+enum { EMULATED_SUMS = 16 /* of a thread at once */, EMULATED_COLUMNS = 256 };
 struct emulated_sum {
-    int products;
-    std::vector<float> value;
+    float *c;
+    int products; /* 0: the place is free */
+    float value[EMULATED_COLUMNS / 2];
 };
-static std::map<float *, emulated_sum> emulated_sums[EMULATED_THREADS];
+static emulated_sum emulated_sums[EMULATED_THREADS][EMULATED_SUMS];
+static emulated_sum *emulated_sum_of(float *c) {
+    emulated_sum *found = NULL;
+    for (emulated_sum &sum : emulated_sums[threadIdx.x]) {
+        if (sum.products > 0 && sum.c == c) return &sum;
+        if (sum.products == 0) found = &sum;
+    }
+    if (!found) emulated_complain("more sums under way than the emulator has places for");
+    found->c = c;
+    return found;
+}
 static bool emulated_fenced[EMULATED_THREADS];
 
 /* Of some elements that this thread's part reads: the same from the beginning to the end. */
@@ -183,12 +204,12 @@ static inline void emulated_begin() { emulated_fenced[threadIdx.x] = true; }
 static inline void emulated_product_later(emulated_product p) {
     p.mark = emulated_mark(p);
     if (!emulated_fenced[threadIdx.x]) emulated_complain("a product without a fence before it");
-    emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
-    if (sum.products++ == 0) {
-        sum.value.assign(p.c, p.c + p.columns / 2);
+    emulated_sum *sum = emulated_sum_of(p.c);
+    if (sum->products++ == 0) {
+        memcpy(sum->value, p.c, (size_t)p.columns * 2);
         memset(p.c, 0xff, (size_t)p.columns * 2);
     }
-    emulated_products[threadIdx.x].open.push_back(p);
+    emulated_products[threadIdx.x].push(p);
 }
 /* Of 64 x columns: lane l of warp w has rows 16 w + l / 4 and the eighth after it, columns
  * 2 (l % 4), the next, and so on in steps of eight. */
@@ -209,23 +230,22 @@ static inline void emulated_multiply(const emulated_product &p, float *c) {
         }
     }
 }
-static inline void emulated_products_wait(size_t but) {
+static inline void emulated_products_wait(unsigned but) {
     emulated_fenced[threadIdx.x] = false;
     /* others go on first; one warpgroup in turn is slow, so that they drift apart */
     static unsigned waits[EMULATED_THREADS];
     bool slow = waits[threadIdx.x]++ / 3 % 2 == threadIdx.x / 128 % 2;
     for (int turns = slow ? 12 : 1; turns > 0; turns--) emulated_wait(EMULATED_READY);
     emulated_products[threadIdx.x].wait(but, [](const emulated_product &p) {
-        emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
+        emulated_sum *sum = emulated_sum_of(p.c);
         for (int i = 0; p.registers[0] && i < 4; i++)
             if (*p.registers[i] != p.given[i]) emulated_complain("an operand under way is written");
         if (emulated_mark(p) != p.mark) emulated_complain("an operand in memory changes under way");
-        emulated_multiply(p, sum.value.data());
-        if (--sum.products) return;
+        emulated_multiply(p, sum->value);
+        if (--sum->products) return;
         for (int i = 0; i < p.columns / 2; i++)
             if (__float_as_uint(p.c[i]) != ~0u) emulated_complain("a sum under way is written");
-        memcpy(p.c, sum.value.data(), (size_t)p.columns * 2);
-        emulated_sums[threadIdx.x].erase(p.c);
+        memcpy(p.c, sum->value, (size_t)p.columns * 2);
     });
 }
 static inline void emulated_shared_product(float *c, unsigned long long left,
@@ -266,18 +286,29 @@ static inline void emulated_held_product(float *c, const unsigned &a0, const uns
 
 /* mbarrier: phases are numbered, the wait is for the one of this parity to end. */
 struct emulated_mbarrier {
+    unsigned at;
     int arrivals, here;
     unsigned phase;
 };
-static std::map<unsigned, emulated_mbarrier> emulated_mbarriers;
+static emulated_mbarrier emulated_mbarriers[64];
+static int emulated_mbarrier_count;
+static emulated_mbarrier *emulated_mbarrier_find(unsigned at) {
+    for (int i = 0; i < emulated_mbarrier_count; i++)
+        if (emulated_mbarriers[i].at == at) return &emulated_mbarriers[i];
+    return NULL;
+}
+static emulated_mbarrier *emulated_mbarrier_at(unsigned at) {
+    emulated_mbarrier *found = emulated_mbarrier_find(at);
+    if (!found) emulated_complain("a barrier that was never initialised");
+    return found;
+}
 static inline void emulated_mbarrier_arrive(unsigned at) {
-    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that was never initialised");
-    emulated_mbarrier &b = emulated_mbarriers[at];
-    if (++b.here == b.arrivals) b.here = 0, b.phase++;
+    emulated_mbarrier *b = emulated_mbarrier_at(at);
+    if (++b->here == b->arrivals) b->here = 0, b->phase++;
 }
 static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
-    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that was never initialised");
-    for (long turns = 0; emulated_mbarriers[at].phase % 2 == parity; turns++) {
+    const emulated_mbarrier *b = emulated_mbarrier_at(at);
+    for (long turns = 0; b->phase % 2 == parity; turns++) {
         if (turns > 100000) emulated_complain("waits at a barrier for ever");
         emulated_wait(EMULATED_READY);
     }
@@ -288,11 +319,14 @@ static inline void wgmma_begin() { emulated_begin(); }
 static inline void wgmma_commit() { emulated_products[threadIdx.x].commit(); }
 template <int LATER> static inline void wgmma_wait() { emulated_products_wait(LATER); }
 static inline void barrier_init(unsigned at, int arrivals) {
-    emulated_mbarriers[at] = {arrivals, 0, 0};
+    emulated_mbarrier *b = emulated_mbarrier_find(at);
+    if (!b && emulated_mbarrier_count == 64) emulated_complain("more barriers than places");
+    if (!b) b = &emulated_mbarriers[emulated_mbarrier_count++];
+    *b = {at, arrivals, 0, 0};
 }
 static inline void barrier_arrive(unsigned at) { emulated_mbarrier_arrive(at); }
 static inline bool barrier_test(unsigned at, unsigned parity) {
-    return emulated_mbarriers[at].phase % 2 != parity;
+    return emulated_mbarrier_at(at)->phase % 2 != parity;
 }
 static inline void barrier_wait(unsigned at, unsigned parity) {
     emulated_mbarrier_await(at, parity);
@@ -376,5 +410,6 @@ static void emulated_run(void (*body)(void *), void *arguments, unsigned grid, u
     emulated_bytes = bytes;
     emulated_shared = (char *)aligned_alloc(1024, (size_t)(bytes + 1024) / 1024 * 1024);
     emulated_launch(emulated_poisoned, arguments, grid, grid_y, block);
+    for (int i = 0; i < block; i++) emulated_copies[i].forget(), emulated_products[i].forget();
     free(emulated_shared);
 }

@@ -87,7 +87,9 @@ TEST(kernels, linear_scan) {
     check_some(0, 2);
 }
 TEST(kernels, linear_scan_widths) {
+    template_use_cuda(test_all()); /* NVRTC compiles the same files in the test above */
     check_some(2, SHAPES - 2);
+    template_use_cuda(true);
 }
 /* What lies otherwise than kernels take it is moved through workspaces. NVRTC compiles the same
  * kernels in the tests above. */
