@@ -9,7 +9,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -140,8 +139,9 @@ struct emulated_product {
     int group;
     bool left_flat, right_flat;
 };
-static thread_local std::vector<emulated_product> products;
-static thread_local int groups;
+enum { PRODUCTS = 64 /* of a thread under way */ };
+static thread_local emulated_product products[PRODUCTS];
+static thread_local int product_count, groups;
 
 /* Element (i, depth) of an operand in the 128-byte mode, as cuda/ragged_wgmma.cuh says. */
 static float emulated_element(unsigned long long operand, int i, int depth, bool flat) {
@@ -161,12 +161,19 @@ static void emulated_multiply(const emulated_product &p) {
             }
     }
 }
+static void emulated_product_later(const emulated_product &p) {
+    if (product_count == PRODUCTS) {
+        fprintf(stderr, "more products under way than the emulator has places for\n");
+        abort();
+    }
+    products[product_count++] = p;
+}
 /* All but the last `running` groups. The warp stays together, as wgmma has it. */
 static void emulated_finish(int running) {
-    size_t done = 0;
-    for (; done < products.size() && products[done].group < groups - running; done++)
+    int done = 0;
+    for (; done < product_count && products[done].group < groups - running; done++)
         emulated_multiply(products[done]);
-    products.erase(products.begin(), products.begin() + (long)done);
+    memmove(products, products + done, sizeof *products * (size_t)(product_count -= done));
     __syncwarp();
 }
 
@@ -193,7 +200,7 @@ static void wgmma_commit() { groups++; }
 template <int LATER> static void wgmma_wait() { emulated_finish(LATER); }
 #define EMULATED_WGMMA_SS(NAME, COLUMNS, SUMS, A, B, P, LEFT_FLAT, RIGHT_FLAT)                     \
     static void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right, int) {   \
-        products.push_back({c, left, right, groups, LEFT_FLAT, RIGHT_FLAT});                       \
+        emulated_product_later({c, left, right, groups, LEFT_FLAT, RIGHT_FLAT});                   \
     }
 template <int> static void decrease_registers() {}
 template <int> static void increase_registers() {}
