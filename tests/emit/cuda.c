@@ -102,7 +102,9 @@ TEST(emit, kernels_for_cuda_compile) {
     ml_kernel *kernels[MAX_CASES];
     const void *images[MAX_CASES];
     int64_t sizes[MAX_CASES];
-    int count = emit_all(arena, kernels);
+    int all = emit_all(arena, kernels), count = 0;
+    /* every third one; the emulator compiles all of them */
+    for (int i = 0; i < all; i += test_all() ? 1 : 3) kernels[count++] = kernels[i];
     ml_pool *pool = ml_pool_new(2);
     ml_jit_cuda *jit;
     ml_jit_cuda_share(1, 3); /* the second of three processes: it begins elsewhere */
