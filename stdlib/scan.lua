@@ -85,6 +85,14 @@ core.assigning(function(state, value)
   return core.where(mine, value:broadcast(m.axes_of(before)), before):merge("part_of_batch", micro.axis, micro.axis)
 end)
 
+-- States and outputs are those of one position.
+local function check_axis(what, key, tensor, axis)
+  if not tensor:has(axis) then return end
+  core.fail(("scan's %s has the axis %q of the scan: %s"):format(key == 1 and what or ("%s.%s"):format(what, key), axis, m.shown(tensor)), {
+    help = ("x:rename(%q, \"other\") keeps it under another name"):format(axis),
+  })
+end
+
 -- A state keeps its dtype and axes.
 local function check_type(name, state, next)
   local same = state:dtype() == next:dtype() and #state:axes() == #next:axes()
@@ -156,6 +164,7 @@ function m.scan(step, options)
   local reset = options.resets and input(options.resets)
   local position = input(core.iota(core.axis(axis, length), "i64"))
   for i, pair in ipairs(states) do
+    check_axis("state", pair[1], pair[2], axis)
     local initial = in_microbatch(pair[2])
     local parameter = core.scan_parameter(initial)
     table.move({ parameter, initial }, 1, 2, #call.states + 1, call.states)
@@ -168,7 +177,10 @@ function m.scan(step, options)
   local outputs, one_output = {}, false
   if output ~= nil then outputs, one_output = listed("output", output) end
   call.stacked = {}
-  for i, pair in ipairs(outputs) do call.stacked[i] = pair[2] end
+  for i, pair in ipairs(outputs) do
+    check_axis("output", pair[1], pair[2], axis)
+    call.stacked[i] = pair[2]
+  end
   local made = core.scan(call)
   local y = output ~= nil and keyed(outputs, one_output, made) or nil
   return y, keyed(states, one_state, table.move(made, #outputs + 1, #made, 1, {}))

@@ -193,6 +193,9 @@ refused("w is assigned in the step of a scan", function(s) state:assign(0); retu
 refused("add_loss in the step of a scan", function(s) m.add_loss(s.h:sum(), 1); return s, s.h end)
 refused("must return state h, a tensor, got nil", function(s) return {}, s.h end)
 refused("returns a state c that scan was not given", function(s) return { h = s.h, c = s.h }, s.h end)
+refused("scan's state.h has the axis \"seq\" of the scan: f32[batch=2, seq=6, h=3]", function(s) return s, s.h:sum() end,
+  { state = function(i) return { h = i.x } end })
+refused("scan's output has the axis \"seq\"", function(s) return s, m.zeros { A.seq } end)
 refused("resets must be bool, got f32", function(s) return s, s.h end, { resets = function(i) return i.x:sum("batch", "h") end })
 local leak
 refused("a tensor of a scan's step is used outside of it", function(s, t) leak = leak or s.h; return s, t.x end,
