@@ -1,5 +1,5 @@
 -- Increments of attention that is not cached as it is: keys that no position gives, axes beside heads, masks that a score function writes;
--- against the whole programs.
+-- against the whole programs. A sample; LONG=1 runs all.
 local core = require "mlua.core"
 local m = require "mlua"
 local root = core.options().script:match "^(.*)tests/lua/" or ""
@@ -54,7 +54,8 @@ local kinds = {
     return out(m.attention(q, k, v, { score = function(s, i) return m.where(m.le(i.k, i.q + 1), s, -math.huge) end })) end, "attention without causal = true reads later positions" },
 }
 
-local only = os.getenv "KIND"
+local only, long = os.getenv "KIND", os.getenv "LONG" == "1"
+local sample = { ["sinks, a soft cap, distances and a window"] = true, ["axes beside heads, biases of distances"] = true, ["attention within chunks"] = true }
 for at, kind in ipairs(kinds) do
   local what, f, refused = kind[1], kind[2], kind[3]
   local model = { A = A }
@@ -62,7 +63,7 @@ for at, kind in ipairs(kinds) do
     local h = embedding:gather(tokens, "vocab")
     return (h + f(h)):dot(head, "embed")
   end
-  if not only or only == what then
+  if only == what or not only and (long or refused or sample[what]) then
     local ok, result = pcall(increments, model, function() return drawn.whole(model, 1, "f32") end, drawn.numbers(at))
     if refused then
       check.equal(not ok and tostring(result):find(refused, 1, true) ~= nil, true, what .. ": " .. tostring(result))
