@@ -117,7 +117,6 @@ local function note(c, result)
   end
   c.seconds, c.predicted, c.memory, c.tokens_per_s = report.predicted.seconds, report.predicted, report.peak_bytes, report.predicted.tokens_per_s
   c.fits = result.code == 0
-  c.planned_bubble = report.bubble
 end
 
 local function best_of(list)
