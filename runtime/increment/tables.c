@@ -145,12 +145,12 @@ static lifting by_past(const increment *inc, ml_ref n, int64_t count) {
 static ml_ref prefix_of_pad(increment *inc, ml_ref n, int64_t count, int64_t unit) {
     ml_graph *g = inc->g;
     int64_t before = unit * ml_graph_args(g, n)[1], zeros = before < count ? before : count;
+    if (!zeros) return increment_prefix(inc, ml_graph_source(g, n, 0), count);
     lifting by = by_past(inc, n, zeros);
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
     ml_ref none = ml_broadcast(g, ml_const(g, (ml_dtype)type.dtype, 0), &type);
     if (zeros == count) return none;
     ml_ref rest = increment_prefix(inc, ml_graph_source(g, n, 0), count - zeros);
-    if (!zeros) return rest;
     return ml_concat(g, (ml_ref[]){none, rest}, 2, inc->past);
 }
 
