@@ -14,6 +14,7 @@
 -- over the window: the oracle that increments are compared with, and what runs where a model has none).
 -- `invariant` (--batch-invariant): what is computed of a sequence is the same to the bit whatever else is decoded. Steps are always the program of
 -- all slots, prompts are read one at a time and share no blocks, and a sequence that gave its place to another one gets its answer again by steps.
+-- `weights`: the dtype in which weights of products are held, by the option weights = "int8" or "fp8" (runtime/graph/weights.h); nil: as they are.
 -- Fields of a sequence: `ids` (prompt, then answer; not to be written), `prompt` (how many of them are the prompt's), `ready` (the prompt is
 -- read: each further step gives a token), `asked` (temperature, ...: sampling.lua).
 --
@@ -43,6 +44,8 @@ local kept = require "mlua.kept"
 local m = require "mlua"
 local sampling = require "mlua.sampling"
 
+local FORMATS = { int8 = "i8", fp8 = "e4m3" } -- of weights, and the dtype of each
+
 local Decoder, Sequence = { __name = "decoder" }, { __name = "sequence" }
 Decoder.__index, Sequence.__index = Decoder, Sequence
 
@@ -51,13 +54,15 @@ Decoder.__index, Sequence.__index = Decoder, Sequence
 function Sequence:full() return #self.ids >= self.decoder.context end
 
 ---@param model Module|fun(tokens: Tensor): Tensor logits over the batch, seq and one more axis
----@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, invariant: boolean?, given: table[]?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together; given: what given.specs says of inputs that each prompt gives
+---@param o {seq: Axis, context: integer?, slots: integer?, chunk: integer?, positions: integer?, increment: boolean?, weights: string?, invariant: boolean?, given: table[]?, logits: nil|fun(logits: Tensor): Tensor} positions: of the cache, of all sequences together; weights: "int8" or "fp8"; given: what given.specs says of inputs that each prompt gives
 ---@return table
 function Decoder.new(model, o)
   local self = setmetatable({
     model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or 512,
     increment = o.increment ~= false, logits = o.logits, invariant = o.invariant or core.options().batch_invariant or false, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
+    weights = FORMATS[o.weights],
   }, Decoder)
+  if o.weights ~= nil and not self.weights then core.fail("weights are held as int8 or fp8, not " .. m.shown(o.weights)) end
   if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions } end
   self.batch_name = core.options().ranks > 1 and "sample" or "batch" -- "sample" no layout splits
   return self
@@ -106,11 +111,23 @@ local function forward(self, tokens, batch, inputs)
   core.take_updates() -- what a forward pass assigns, training alone assigns
   local vocab = check_logits(logits, batch, self.seq)
   self.vocab = logits:size(vocab)
+  if self.weights then logits = core.narrow_weights(logits, self.weights) end
   return logits, vocab
 end
 
+-- Where no training has given the model its weights, those of --from; then what products read of them in 8 bits. In a task nothing reads the
+-- parameters again, nor changes them.
+local freed = {} -- by dtype: parameters whose memory was freed
 local function load_weights(self)
-  if m.is_module(self.model) and not self.loaded then from.load(self.model) end -- where no training has
+  local options = core.options()
+  if m.is_module(self.model) and not self.loaded then from.load(self.model) end
+  if self.weights and not self.loaded and not freed[self.weights] then
+    local before, after = core.fill_weights(self.weights, options.task ~= nil)
+    freed[self.weights] = options.task ~= nil
+    if options.rank == 0 and options.task and not options.quiet and not options.json then
+      core.write_error(("weights of products in %s: %.1f MB in place of %.1f MB\n"):format(self.weights, after / 1e6, before / 1e6))
+    end
+  end
   self.loaded = true
 end
 

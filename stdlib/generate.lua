@@ -12,7 +12,7 @@ local ROWS = 16 -- sequences that are decoded at once
 
 -- Options ------------------------------------------------------------------------------------------------------------------
 
-local KNOWN = { "prompt", "prompts", "tokens", "seq", "n", "seed", "stop", "tokenizer", "quiet", "on_token", "on_result", "logits", "rows", "slide", "chat", "increment", "decoder", "inputs", "axis", "names" }
+local KNOWN = { "prompt", "prompts", "tokens", "seq", "n", "seed", "stop", "tokenizer", "quiet", "on_token", "on_result", "logits", "rows", "slide", "chat", "increment", "decoder", "inputs", "axis", "names", "weights" }
 for _, name in ipairs(sampling.names()) do
   if name ~= "seed" then KNOWN[#KNOWN + 1] = name end
 end
@@ -319,14 +319,15 @@ end
 ---each prompt; `seed`: of the first one, the next have the next numbers, or a list. What is drawn does not depend on the other prompts.
 ---`on_token(event)` gets each token: {prompt, sample, id, text = what may be shown, logprob, top, finish_reason}; false ends that answer; `on_result` gets each result once it is over. At most
 ---`rows` (16) are decoded at once. `inputs`: what the model reads beside the tokens that grow along `axis` (default `seq`), such as what an encoder reads:
----texts, ids or numbers by name, or a list of such tables, each for an answer of its own, which begins with the ids `prompt`. Each is computed once. `names`: texts of ids that the tokenizer has not. `decoder` is one of decode.lua, which is used again: programs are compiled once for many calls.
+---texts, ids or numbers by name, or a list of such tables, each for an answer of its own, which begins with the ids `prompt`. Each is computed once. `names`: texts of ids that the tokenizer has not.
+---`weights` = "int8" or "fp8" (E4M3): products read their weights in 8 bits with a scale for each output. `decoder` is one of decode.lua, which is used again: programs are compiled once for many calls.
 ---With `prompt` alone it prints text as it is sampled unless `quiet`, and returns all token ids, the text of the answer, and the
 ---result; a window that is full is begun again at its half unless `slide` is false. With `prompts` or `n` it prints texts
 ---once all are over, and returns the results, sample after sample of prompt after prompt: {prompt, sample, seed, ids, text, finish_reason = "stop",
 ---"length" (`tokens` are drawn, or the context `seq` is full), "cancelled" or "interrupted", logprobs = each token's by the model alone, logprob = their
 ---sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}.
 ---@param model Module
----@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, names: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, quiet: boolean}
+---@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, names: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, weights: string, quiet: boolean}
 ---@return integer[]|table[] ids
 ---@return string? text
 ---@return table? result
@@ -349,7 +350,7 @@ function m.generate(model, options)
   local invariant = core.options().batch_invariant -- programs do not depend on the prompts
   local slots = invariant and o.rows or math.min(o.rows, #prompts * o.n)
   run.d = options.decoder or Decoder.new(model, {
-    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, given = specs, context = not invariant and context_for(run, options.seq.size) or nil,
+    seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, weights = options.weights, given = specs, context = not invariant and context_for(run, options.seq.size) or nil,
   })
   run.d:prepare({ o.asked }, slots)
   for i, prompt in ipairs(run.prompts) do
@@ -385,10 +386,11 @@ end
 ---count, greedy = whether each was the likeliest, ids, top = with `top` the so many likeliest of each place}.
 ---@param model Module
 ---@param sequences (string|integer[]|{prompt: string|integer[], text: string|integer[]})[]
----@param options {seq: Axis, tokenizer: Tokenizer, top: integer, rows: integer, increment: boolean}
+---With `weights` = "int8" or "fp8" products read their weights in 8 bits, as in m.generate.
+---@param options {seq: Axis, tokenizer: Tokenizer, top: integer, rows: integer, increment: boolean, weights: string}
 ---@return {logprob: number, logprobs: number[], count: integer, greedy: boolean, ids: integer[], top: table[]?}[]
 function m.score(model, sequences, options)
-  m.check_options("score", options or {}, { "seq", "tokenizer", "top", "rows", "increment" })
+  m.check_options("score", options or {}, { "seq", "tokenizer", "top", "rows", "increment", "weights" })
   options = options or {}
   if not check_model("score", model, options) then return {} end
   if type(sequences) ~= "table" then core.fail("m.score takes a list of texts or of lists of ids, got " .. m.shown(sequences)) end
@@ -399,7 +401,7 @@ function m.score(model, sequences, options)
     end
   end
   if #sequences == 0 then return {} end
-  local d = Decoder.new(model, { seq = options.seq, slots = math.min(rows, #sequences), increment = options.increment })
+  local d = Decoder.new(model, { seq = options.seq, slots = math.min(rows, #sequences), increment = options.increment, weights = options.weights })
   local tokenizer = tokenizer_for(model, options, true)
   d:prepare_score(top)
   local lists, reads, results = {}, {}, {}

@@ -11,7 +11,7 @@ local tokenizer_files = require "mlua.tokenizer_files"
 local function asked(options, seq, tokenizer)
   local o = {
     seq = seq, tokens = options.tokens, temperature = options.temperature, tokenizer = tokenizer, quiet = true, slide = false, seed = options.draw_seed,
-    logprobs = options.logprobs > 0 and options.logprobs or nil, rows = options.rows > 0 and options.rows or nil, stop = table.move(options.stops, 1, #options.stops, 1, {}),
+    weights = options.weights, logprobs = options.logprobs > 0 and options.logprobs or nil, rows = options.rows > 0 and options.rows or nil, stop = table.move(options.stops, 1, #options.stops, 1, {}),
   }
   for _, name in ipairs { "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty" } do
     if options[name] > 0 then o[name] = options[name] end
@@ -112,7 +112,7 @@ end
 -- A conversation by lines of standard input.
 local function converse(model, o, options)
   local messages, prompts = with_system(options, nil), core.terminal() and not options.quiet
-  o.decoder = Decoder.new(model, { seq = o.seq })
+  o.decoder = Decoder.new(model, { seq = o.seq, weights = o.weights })
   while not core.stopped() do
     if prompts and options.rank == 0 then core.write_error "> " end
     local line = options.rank == 0 and (io.read "L" or "") or ""
@@ -167,7 +167,9 @@ return function(model, seq, ids)
   local o = asked(options, how and how.axis or seq, tokenizer)
   for _, id in ipairs(how and how.stop or {}) do o.stop[#o.stop + 1] = id end
   for _, id in ipairs(not ids and tokenizer_files.stops_of_weights(tokenizer) or {}) do o.stop[#o.stop + 1] = id end
-  if options.prompts then
+  if options.score then
+    require "mlua.score_task"(model, seq, tokenizer)
+  elseif options.prompts then
     write_lines(model, o, options, read_prompts(options.prompts))
   elseif options.chat and not options.prompt then
     converse(model, o, options)

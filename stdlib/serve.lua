@@ -466,7 +466,7 @@ end
 local function serve(model, seq)
   local options = core.options()
   local http = options.rank == 0 and listen(options) or nil
-  local decoder = Decoder.new(model, { seq = seq, slots = options.slots })
+  local decoder = Decoder.new(model, { seq = seq, slots = options.slots, weights = options.weights })
   decoder:prepare(options.batch_invariant and { { temperature = 1, top_p = 0.5, presence_penalty = 1, logprobs = 1 } } or { { temperature = 0 }, { temperature = 1 } })
   local self = setmetatable({
     http = http, decoder = decoder, model = describe(decoder), metrics = Metrics.new(), queue = options.queue, seconds = options.seconds, jobs = {},

@@ -69,7 +69,7 @@ typedef struct {
     double temperature, top_p; /* top_p 0: all */
     double min_p, repetition_penalty, presence_penalty, frequency_penalty; /* 0: not given */
     int64_t samples, logprobs, rows;                                       /* 0: not given */
-    const char *prompts, *system;                                          /* NULL: not given */
+    const char *prompts, *system, *score, *weights;                        /* NULL: not given */
     const char *stops[VM_MAX_STOPS];
     int stop_count;
     bool chat, seed_given, batch_invariant;
@@ -387,6 +387,7 @@ void vm_attention_register(lua_State *L);
 void vm_conv_register(lua_State *L);
 void vm_scan_register(lua_State *L);
 void vm_increment_register(lua_State *L);
+void vm_weights_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);

@@ -329,8 +329,10 @@ void fuse_roles(lowering *l) {
         bool attends = ml_op_attends(node->op);
         if (attends && l->target->kind == ML_TARGET_CUDA) require_rows(l, n);
         bool strided = node->op == ML_OP_RECURRENCE && lower_one_kernel(l, n);
+        const bool product = node->op == ML_OP_DOT;
         for (int i = 0; i < node->source_count; i++)
-            views_require(l, ml_graph_source(l->g, n, i), strided);
+            views_require(l, product ? gemm_operand(l, n, i) : ml_graph_source(l->g, n, i),
+                          strided);
     }
     gemm_take_additions(l);
     layout_choose(l);

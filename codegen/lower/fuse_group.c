@@ -449,7 +449,7 @@ static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group
 /* The copy of a product's operand that gemm_plan asks for: one for all products that want it. */
 static void place_pack(lowering *l, lower_group *group, int which) {
     const ml_type *type = &group->pack_type[which];
-    ml_ref node = ml_graph_source(l->g, group->node, which);
+    ml_ref node = gemm_operand(l, group->node, which);
     if (find_pack(l, node, type, group, which)) return;
     lower_root root = {.kind = LOWER_ROOT_PACK, .node = node, .space = *type};
     root.value = views_temporary(l, node, type);
@@ -474,7 +474,8 @@ static void place_opaque(lowering *l, ml_ref n) {
     fuse_group_dependencies(l, id, seal, l);
     for (int i = 0; i < ml_graph_node(l->g, product)->source_count; i++) {
         bool packed = i < 2 && group.packed[i] != LOWER_NONE;
-        if (!packed) mark_read(l, ml_graph_source(l->g, product, i));
+        if (!packed && group.gemm != NULL) mark_read(l, gemm_operand(l, product, i));
+        if (!packed && group.gemm == NULL) mark_read(l, ml_graph_source(l->g, product, i));
     }
     if (group.bias != 0) mark_read(l, group.bias);
     if (group.addend != 0) mark_read(l, group.addend);

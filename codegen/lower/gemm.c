@@ -43,6 +43,16 @@ static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
         if (is_reduced(g, dot, a->axis[i])) add_axis(&out->k, a, i);
 }
 
+ml_ref gemm_operand(const lowering *l, ml_ref dot, int i) {
+    ml_ref source = ml_graph_source(l->g, dot, i);
+    if (l->target->kind != ML_TARGET_C || l->target->no_fuse ||
+        ml_graph_node(l->g, source)->op != ML_OP_CAST)
+        return source;
+    ml_ref under = ml_graph_source(l->g, source, 0);
+    int dtype = ml_graph_type(l->g, under)->dtype;
+    return ml_is_narrow((ml_dtype)dtype) && ml_dtypes[dtype].bytes == 1 ? under : source;
+}
+
 bool gemm_serves(const lowering *l, ml_ref dot) {
     const ml_graph *g = l->g;
     int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
@@ -50,6 +60,7 @@ bool gemm_serves(const lowering *l, ml_ref dot) {
     dot_axes axes;
     if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
         return false;
+    if (ml_dtypes[a].bytes == 1) return false; /* of weights alone */
     if (c != a && !(ml_is_narrow((ml_dtype)a) && c == ML_F32)) return false;
     read_axes(g, dot, &axes);
     if (axes.m.total == 0 || axes.n.total == 0 || axes.k.total == 0 || axes.batch.total == 0)
@@ -187,7 +198,7 @@ int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
     operand op[2];
     bool fits[2];
     read_axes(l->g, dot, &axes);
-    for (int i = 0; i < 2; i++) read_operand(l, ml_graph_source(l->g, dot, i), &op[i]);
+    for (int i = 0; i < 2; i++) read_operand(l, gemm_operand(l, dot, i), &op[i]);
     choose_order(&axes, &op[0], &op[1], fits);
     if (which >= 0) {
         if (fits[which]) return 0;
@@ -231,8 +242,8 @@ void gemm_plan(lowering *l, lower_group *group) {
     const operand *all[3] = {&a, &b, &c};
     ml_gemm *gemm = ML_NEW(l->arena, ml_gemm);
     read_axes(l->g, n, &axes);
-    read_operand(l, ml_graph_source(l->g, n, 0), &a);
-    read_operand(l, ml_graph_source(l->g, n, 1), &b);
+    read_operand(l, gemm_operand(l, n, 0), &a);
+    read_operand(l, gemm_operand(l, n, 1), &b);
     fit_operands(group, &axes, &a, &b);
     memset(&c, 0, sizeof c);
     c.type = *ml_graph_type(l->g, group->result);
@@ -390,7 +401,7 @@ void gemm_step(lowering *l, lower_group *group) {
     int read_count = 2;
     for (int i = 0; i < 2; i++)
         reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
-                                                  : views_value(l, ml_graph_source(l->g, n, i));
+                                                  : views_value(l, gemm_operand(l, n, i));
     if (group->bias != 0) {
         reads[read_count++] = views_value(l, group->bias);
         group->gemm->epilogue = ML_EPILOGUE_BIAS;

@@ -255,6 +255,9 @@ ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t 
 
 /* gemm.c: products. Whether the library computes this DOT. */
 bool gemm_serves(const lowering *l, ml_ref dot);
+/* What a product that a library serves reads as operand i: where that is the cast of weights of 8
+ * bits, those, which a CPU's product widens itself. */
+ml_ref gemm_operand(const lowering *l, ml_ref dot, int i);
 /* How many operands of a DOT must be copied as they are stored; for operand `which` alone: 0 or 1,
  * and the order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);

@@ -75,5 +75,10 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);
  * all of it or the host cannot read it. */
 ml_status ml_session_state_memory(ml_session *session, uint32_t state, const void **memory);
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from);
+/* Give states their initial values, whatever value they have. */
+ml_status ml_session_initialize_states(ml_session *session, const uint32_t *states, uint32_t count);
+/* Free the memory of a state; what reads it fails from then on. false, and nothing is done, where a
+ * program reads it or it has no memory. */
+bool ml_session_free_state(ml_session *session, uint32_t state);
 
 #endif

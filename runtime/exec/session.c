@@ -194,7 +194,9 @@ ml_status session_allocate(ml_session *session, uint32_t id) {
 /* States are initialized in waves: no initial value of a wave reads another state of it. */
 typedef struct {
     ml_session *session;
-    const ml_program *program; /* NULL: all states */
+    const ml_program *program; /* NULL: all states, or those of `only` */
+    const uint32_t *only;
+    uint32_t only_count;
     ml_arena *arena;
     uint32_t *wanted; /* states without a value */
     uint32_t wanted_count;
@@ -210,9 +212,11 @@ static void wanted_add(initial_work *work, uint32_t id) {
     if (work->listed[id] || work->session->states[id].initialized) return;
     const ml_state *state = ml_graph_state(work->session->graph, id);
     if (work->session->states[id].lost) {
-        ml_fail(ML_INVALID, "the state \"%s\" has no value: what was loaded into it was damaged",
-                state->name ? state->name : "");
-        ml_help("load a checkpoint that is whole");
+        bool freed = work->session->states[id].freed;
+        ml_fail(ML_INVALID, "the state \"%s\" has no value: %s", state->name ? state->name : "",
+                freed ? "its memory was freed, for products read it in 8 bits"
+                      : "what was loaded into it was damaged");
+        ml_help(freed ? "leave out --weights" : "load a checkpoint that is whole");
         ml_raise_last();
     }
     if (state->kind == ML_STATE_CACHE) return; /* param_cache_rebuild.c */
@@ -253,12 +257,13 @@ static bool initial_walk(initial_work *work, uint32_t id, bool add) {
 
 static void wanted_find(initial_work *work) {
     uint32_t count = ml_graph_state_count(work->session->graph);
-    if (work->program == NULL) {
+    if (work->program == NULL && work->only == NULL) {
         for (uint32_t id = 0; id < count; id++) wanted_add(work, id);
         return;
     }
+    for (uint32_t i = 0; i < work->only_count; i++) wanted_add(work, work->only[i]);
     const ml_plan *part;
-    for (int p = 0; (part = program_part(work->program, p)) != NULL; p++) {
+    for (int p = 0; work->program && (part = program_part(work->program, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count; i++) {
             const ml_storage *storage = &s->storages.at[i];
@@ -338,13 +343,32 @@ void session_lose(ml_session *session, uint32_t state) {
     }
 }
 
-ml_status session_initialize(ml_session *session, const ml_program *program) {
-    ML_TRY(session_grow(session));
-    initial_work work = {.session = session, .program = program, .arena = ml_arena_new()};
-    if (work.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while initializing states");
-    ml_status status = ml_protect(initial_body, &work);
-    ml_arena_free(work.arena);
+static ml_status initialize(initial_work *work) {
+    ML_TRY(session_grow(work->session));
+    work->arena = ml_arena_new();
+    if (work->arena == NULL)
+        return ml_fail(ML_NO_MEMORY, "out of memory while initializing states");
+    ml_status status = ml_protect(initial_body, work);
+    ml_arena_free(work->arena);
     return status;
+}
+
+ml_status session_initialize(ml_session *session, const ml_program *program) {
+    return initialize(&(initial_work){.session = session, .program = program});
+}
+
+ml_status ml_session_initialize_states(ml_session *session, const uint32_t *states,
+                                       uint32_t count) {
+    ML_TRY(program_settle_others(session, NULL));
+    ML_TRY(session_grow(session));
+    for (uint32_t i = 0; i < count; i++) {
+        ML_TRY(session_assign_state(session, states[i]));
+        session_state *held = &session->states[states[i]];
+        bool lost = held->lost;
+        session_lose(session, states[i]);
+        held->lost = lost;
+    }
+    return initialize(&(initial_work){.session = session, .only = states, .only_count = count});
 }
 
 static ml_status state_check(ml_session *session, uint32_t state) {
@@ -459,4 +483,26 @@ ml_status session_reserve(ml_session *session, int64_t bytes) {
     status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->arena);
     if (status == ML_OK) session->arena_bytes = bytes;
     return status;
+}
+
+static bool program_reads(const ml_program *program, uint32_t state) {
+    const ml_plan *part;
+    for (int p = 0; (part = program_part(program, p)) != NULL; p++)
+        for (uint32_t i = 0; i < part->schedule->storages.count; i++)
+            if (part->schedule->storages.at[i].kind == ML_STORAGE_STATE &&
+                part->schedule->storages.at[i].id == state)
+                return true;
+    return false;
+}
+
+bool ml_session_free_state(ml_session *session, uint32_t state) {
+    if (state >= session->state_count || session->states[state].memory == NULL) return false;
+    for (const ml_program *p = session->programs; p != NULL; p = p->next)
+        if (program_reads(p, state)) return false;
+    session_lose(session, state);
+    session_state *held = &session->states[state];
+    session->device->ops->release(session->device, held->memory);
+    session->state_bytes -= held->bytes;
+    *held = (session_state){.lost = true, .freed = true};
+    return true;
 }

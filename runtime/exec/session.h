@@ -8,6 +8,7 @@ typedef struct {
     void *memory;     /* NULL until the first program uses it */
     bool initialized; /* holds its initial or a later value */
     bool lost;        /* held one, which a load has overwritten and not replaced */
+    bool freed;       /* lost, with its memory: narrower states have its value */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
     int holders;      /* of a cached parameter: the programs that hold it */

@@ -69,6 +69,27 @@ static uint16_t round_f16(float value) {
     return (uint16_t)((bits >> 16 & 0x8000) | half);
 }
 
+float ml_from_e4m3(uint8_t bits) {
+    const uint32_t sign = (uint32_t)(bits & 0x80) << 24, size = bits & 0x7f;
+    if (size == 0x7f) return of_bits(sign | 0x7fc00000);
+    return of_bits(sign | bits_of(of_bits(size << 20) * 0x1p120f));
+}
+
+uint8_t ml_to_e4m3(double value) {
+    const uint8_t sign = signbit(value) ? 0x80 : 0;
+    const double size = fabs(value);
+    int exponent;
+    if (!(size <= 464)) return sign | 0x7f;                            /* half way to 480, or NaN */
+    if (size < 0x1p-6) return sign | (uint8_t)nearbyint(size * 0x1p9); /* subnormal, or 2^-6 */
+    const double mantissa = nearbyint(frexp(size, &exponent) * 0x1p4); /* 8 to 16 */
+    return (uint8_t)(sign + ((exponent + 6) << 3) + (int)mantissa - 8);
+}
+
+int8_t ml_to_i8(double value) {
+    if (value != value) return 0;
+    return (int8_t)nearbyint(value < -127 ? -127 : value > 127 ? 127 : value);
+}
+
 #define ml_plain(x) (x)
 #define ml_truth(x) ((x) != 0)
 
@@ -131,6 +152,11 @@ static void convert_floats(ml_dtype from, const void *source, ml_dtype to, void 
     if (from == ML_F32 && to == ML_F64) CONVERT(float, double, (double)a[i]);
     if (from == ML_F64 && to == ML_BF16) CONVERT(double, uint16_t, ml_to_bf16(a[i]));
     if (from == ML_F64 && to == ML_F32) CONVERT(double, float, (float)a[i]);
+    if (from == ML_I8 && to == ML_F32) CONVERT(int8_t, float, (float)a[i]);
+    if (from == ML_E4M3 && to == ML_F32) CONVERT(uint8_t, float, ml_from_e4m3(a[i]));
+    bool weights = ml_dtypes[to].bytes == 1 || (ml_dtypes[from].bytes == 1 && to != ML_F32);
+    for (int64_t i = 0; weights && i < count; i++)
+        ml_set_element(to, target, i, ml_element(from, source, i));
 }
 
 int64_t ml_convert(ml_dtype from, const void *source, ml_dtype to, void *target, int64_t count) {

@@ -64,7 +64,8 @@ static void find_casts(work *w) {
             ml_ref value = w->new_value[state];
             w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
-            w->cacheable[n] = w->source[n];
+            const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* graph/weights.h */
+            w->cacheable[n] = w->source[n] || (narrow && value == 0 && w->often);
             continue;
         }
         if (node->op == ML_OP_CAST)

@@ -80,6 +80,21 @@ static void stops(process_room *room) {
                   "cut -d. -f1 | cmp - text");
 }
 
+/* Weights of 8 bits: the text and its log-likelihood, on one rank and where weights are split. */
+static void weights(process_room *room) {
+    process_write(room, "w.txt", "the cat sat on the mat. the cat sat on the mat.");
+    process_shell(room, 0,
+                  "g='generate --device cpu --from run --quiet --weights'; "
+                  "for w in int8 fp8; do $MLUA $g $w --score w.txt --json >s-$w && "
+                  "$MLUA $g $w --prompt 'the cat' --tokens 12 >t-$w || exit 1; done && "
+                  "grep -q 'sat on the mat' t-int8 && cmp t-int8 t-fp8 && ! cmp -s s-int8 s-fp8 && "
+                  "grep -q '\"weights_logprob\":-' s-fp8 && "
+                  "$MLUA $g int8 --prompt 'the cat' --tokens 12 -n 2 --mesh tp=2 | cmp - t-int8");
+    process_result r =
+        process_run(room, 1, "", "generate --device cpu --from run --score nothing.txt");
+    process_expect(&r, "--score: nothing.txt cannot be read");
+}
+
 static void conversations(process_room *room) {
     process_write(room, "out/chat_template.jinja",
                   "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}. {% else %}"
@@ -125,6 +140,7 @@ PROCESS_TEST(generate_command) {
     batch_invariance(room);
     samples(room);
     stops(room);
+    weights(room);
     conversations(room);
     mistakes(room);
 }

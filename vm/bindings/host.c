@@ -434,6 +434,7 @@ static int open_state(lua_State *L) {
     vm_conv_register(L);
     vm_scan_register(L);
     vm_increment_register(L);
+    vm_weights_register(L);
     vm_corpus_register(L);
     vm_samples_register(L);
     vm_ranges_register(L);

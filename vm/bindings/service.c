@@ -47,6 +47,8 @@ static void push_answers(lua_State *L, const vm_options *o) {
     vm_set_integer(L, "rows", o->rows);
     vm_set_string(L, "prompts", o->prompts);
     vm_set_string(L, "system", o->system);
+    vm_set_string(L, "score", o->score);
+    vm_set_string(L, "weights", o->weights);
     vm_set_boolean(L, "chat", o->chat);
     vm_set_boolean(L, "batch_invariant", o->batch_invariant);
     if (o->seed_given) vm_set_integer(L, "draw_seed", o->seed);
@@ -241,7 +243,7 @@ ml_dtype vm_compute_dtype(lua_State *L) {
 static int core_compute_dtype(lua_State *L) {
     if (!lua_isnoneornil(L, 1)) {
         ml_dtype dtype = vm_dtype(L, 1, -1);
-        if (ml_dtypes[dtype].kind != ML_KIND_FLOAT)
+        if (ml_dtypes[dtype].kind != ML_KIND_FLOAT || ml_dtypes[dtype].bytes == 1)
             vm_fail(L, "bf16, f16, f32 or f64", "the compute dtype must be a float, not %s",
                     ml_dtypes[dtype].name);
         vm_of(L)->compute_dtype = dtype;

@@ -71,7 +71,8 @@ static int parse_dtype(vm_options *options, char *text) {
     if (options->task && strcmp(options->task, "export") == 0)
         return options->file_dtype = text, EXIT_OK;
     for (int i = 0; i < ML_DTYPE_COUNT; i++)
-        if (ml_dtypes[i].kind == ML_KIND_FLOAT && strcmp(ml_dtypes[i].name, text) == 0)
+        if (ml_dtypes[i].kind == ML_KIND_FLOAT && ml_dtypes[i].bytes > 1 &&
+            strcmp(ml_dtypes[i].name, text) == 0)
             return options->dtype = i, EXIT_OK;
     return usage_error("--dtype takes bf16, f16, f32 or f64, not \"%s\"", text);
 }
@@ -108,6 +109,12 @@ static int parse_ids(vm_options *options, char *text) {
     }
     options->ids = text;
     return EXIT_OK;
+}
+
+static int parse_weights(vm_options *options, char *text) {
+    options->weights = text;
+    if (strcmp(text, "int8") == 0 || strcmp(text, "fp8") == 0) return EXIT_OK;
+    return usage_error("--weights takes int8 or fp8, not \"%s\"", text);
 }
 
 static int parse_stop(vm_options *options, char *text) {
@@ -253,6 +260,10 @@ static const option option_table[] = {
      "the prompt is a message, written by the model's chat template; without --prompt, lines of "
      "standard input are a conversation"},
     {"--system", "TEXT", TEXT(system), FOR_GENERATE, "with --chat: the system's message"},
+    {"--score", "FILE", TEXT(score), FOR_GENERATE,
+     "log-likelihood of a text; with --weights beside that of the weights as they are"},
+    {"--weights", "int8|fp8", OWN(parse_weights), FOR_GENERATE | FOR_SERVE,
+     "hold weights of products in 8 bits with a scale for each output; default: as they are"},
     {"--host", "ADDRESS", TEXT(host), FOR_SERVE,
      "where to listen (default 127.0.0.1); others than loopback need --token-file"},
     {"--port", "N", COUNT(port, 0), FOR_SERVE, "the port (default 8000); 0: one that is free"},

@@ -7,6 +7,8 @@
 typedef unsigned char ml_bool;
 typedef unsigned short ml_bf16;
 typedef unsigned short ml_f16;
+typedef signed char ml_i8;
+typedef unsigned char ml_e4m3;
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static inline __attribute__((always_inline, unused))
@@ -63,6 +65,28 @@ ML_INLINE ml_f16 ml_store_f16(float x) {
     return (ml_f16)(sign | h);
 }
 ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
+
+/* Weights of 8 bits. Whole numbers: to the nearest by adding 3 * 2^22, NaN is 0. E4M3 as f16 above;
+ * the least subnormal is the last bit of 2^14, what is beyond 464 becomes NaN. */
+ML_INLINE float ml_load_i8(ml_i8 q) { return (float)q; }
+ML_INLINE float ml_round_i8(float x) {
+    float low = x > -127.0f ? x : x == x ? -127.0f : 0.0f, y = low < 127.0f ? low : 127.0f;
+    return (y + 12582912.0f) - 12582912.0f;
+}
+ML_INLINE ml_i8 ml_store_i8(float x) { return (ml_i8)(int)ml_round_i8(x); }
+ML_INLINE float ml_load_e4m3(ml_e4m3 q) {
+    unsigned size = (unsigned)(q & 0x7f), sign = (unsigned)(q & 0x80) << 24;
+    unsigned finite = ml_bits_f32(ml_from_bits_f32(size << 20) * 0x1p120f);
+    return ml_from_bits_f32(sign | (size == 0x7fu ? 0x7fc00000u : finite));
+}
+ML_INLINE ml_e4m3 ml_store_e4m3(float x) {
+    unsigned u = ml_bits_f32(x), size = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+    unsigned small = ml_bits_f32(ml_from_bits_f32(size) + 16384.0f) - 0x46800000u;
+    unsigned normal = (size - (120u << 23) + 0x7ffffu + (size >> 20 & 1u)) >> 20;
+    unsigned q = size < 0x3c800000u ? small : normal;
+    return (ml_e4m3)(sign | (size > 0x43e80000u ? 0x7fu : q));
+}
+ML_INLINE float ml_round_e4m3(float x) { return ml_load_e4m3(ml_store_e4m3(x)); }
 
 /* exp: 2^n e^r with |r| <= ln2/2; results below 2^-126 are 0 */
 ML_INLINE float ml_exp_f32(float x) {

@@ -10,6 +10,12 @@ struct ml_bf16 {
 struct ml_f16 {
     unsigned short bits;
 };
+struct ml_i8 {
+    signed char bits;
+};
+struct ml_e4m3 {
+    unsigned char bits;
+};
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static __device__ __forceinline__
@@ -49,6 +55,35 @@ ML_INLINE ml_f16 ml_store_f16(float x) {
     return h;
 }
 ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
+
+/* Weights of 8 bits, as in the prelude of C kernels. */
+ML_INLINE float ml_load_i8(ml_i8 q) { return (float)q.bits; }
+ML_INLINE float ml_round_i8(float x) {
+    float low = x > -127.0f ? x : x == x ? -127.0f : 0.0f, y = low < 127.0f ? low : 127.0f;
+    return (y + 12582912.0f) - 12582912.0f;
+}
+ML_INLINE ml_i8 ml_store_i8(float x) {
+    ml_i8 q;
+    q.bits = (signed char)(int)ml_round_i8(x);
+    return q;
+}
+ML_INLINE float ml_load_e4m3(ml_e4m3 q) {
+    unsigned size = q.bits & 0x7fu, sign = (q.bits & 0x80u) << 24;
+    unsigned finite =
+        __float_as_uint(__uint_as_float(size << 20) * 1.329227995784916e36f); /* 2^120 */
+    return __uint_as_float(sign | (size == 0x7fu ? 0x7fc00000u : finite));
+}
+ML_INLINE ml_e4m3 ml_store_e4m3(float x) {
+    unsigned u = __float_as_uint(x), size = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+    unsigned small = __float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000u;
+    unsigned normal = (size - (120u << 23) + 0x7ffffu + (size >> 20 & 1u)) >> 20;
+    ml_e4m3 q;
+    q.bits = (unsigned char)(sign | (size > 0x43e80000u   ? 0x7fu
+                                     : size < 0x3c800000u ? small
+                                                          : normal));
+    return q;
+}
+ML_INLINE float ml_round_e4m3(float x) { return ml_load_e4m3(ml_store_e4m3(x)); }
 
 /* Kernels that write no elements but bf16 use the quick functions: errors of about 1e-6 (2e-6 for
  * exp of arguments around 20), a thousandth of what rounding to bf16 loses. */
@@ -155,6 +190,12 @@ template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_bf16, N> &q, int k) 
 template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_f16, N> &q, int k) {
     return ml_load_f16(q.e[k]);
 }
+template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_i8, N> &q, int k) {
+    return ml_load_i8(q.e[k]);
+}
+template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_e4m3, N> &q, int k) {
+    return ml_load_e4m3(q.e[k]);
+}
 ML_INLINE unsigned ml_max_bf16x2(unsigned a, unsigned b) {
     unsigned r;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -233,13 +274,22 @@ ML_INLINE void ml_round_two(ml_pack<ml_bf16, 2> &q, const float *v) {
 ML_INLINE void ml_round_two(ml_pack<ml_f16, 2> &q, const float *v) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(q.word[0]) : "f"(v[1]), "f"(v[0]));
 }
+ML_INLINE void ml_round_two(ml_pack<ml_i8, 2> &q, const float *v) {
+    q.e[0] = ml_store_i8(v[0]), q.e[1] = ml_store_i8(v[1]);
+}
+ML_INLINE void ml_round_two(ml_pack<ml_e4m3, 2> &q, const float *v) {
+    q.e[0] = ml_store_e4m3(v[0]), q.e[1] = ml_store_e4m3(v[1]);
+}
 template <typename T, int N> ML_INLINE ml_pack<T, N> ml_round_pack(const float *v) {
     ml_pack<T, N> q;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         ml_pack<T, 2> two;
         ml_round_two(two, v + 2 * i);
-        q.word[i] = two.word[0];
+        if (sizeof(T) == 2)
+            q.word[i % ((sizeof(T) * N + 3) / 4)] = two.word[0];
+        else
+            q.e[2 * i] = two.e[0], q.e[2 * i + 1] = two.e[1];
     }
     return q;
 }

@@ -3,6 +3,9 @@
 #include "runtime/device/cpu/cpu_few.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "runtime/device/cpu/cpu_kernel.h"
 
@@ -12,12 +15,13 @@ enum {
     LINES = 8,
     STRIP = 2048,
     SUMS = 2 * STRIP,
-    REST = 256,
+    UNIT = 16,
+    REST = 64,
     WIDEST = 4
 };
 
 /* sums[i * width + j] += the sum over p of a[i * DEPTH + p] * b[p * stride + j] for i < rows, j <
- * columns and p < DEEP in this order. */
+ * columns and p < DEEP in this order; columns is a multiple of UNIT. */
 typedef void few_add(int64_t rows, int64_t columns, const float *a, const void *b, int64_t stride,
                      float *sums, int64_t width);
 /* sums[i * LINES + l] += the sum over p of a[i * DEPTH + p] * line[l][p] for p < count in this
@@ -31,50 +35,58 @@ typedef struct {
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-static inline float one_f32(float x) {
-    return x;
-}
-static inline float one_bf16(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+/* Bytes as a vector NAME of 32-bit integers, by the instructions that MACHINE has: GCC has none for
+ * half a vector. */
+#define INTS_few_4_few_4(at) __builtin_convertvector(*(const few_4_i8 *)(at), few_4_ints)
+#define INTS_few_4_few_8(at) __builtin_convertvector(*(const few_8_i8 *)(at), few_8_ints)
+#define INTS_few_8_few_8(at)                                                                       \
+    ((few_8_ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(at))))
+#define INTS_few_16_few_8(at) INTS_few_8_few_8(at)
+#define INTS_few_16_few_16(at)                                                                     \
+    ((few_16_ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at))))
 
 /* A vector of elements as one of floats. */
-#define VECTOR_f32(NAME, at) (*(const NAME##_floats *)(at))
-#define VECTOR_bf16(NAME, at)                                                                      \
+#define VECTOR_f32(MACHINE, NAME, at) (*(const NAME##_floats *)(at))
+#define VECTOR_bf16(MACHINE, NAME, at)                                                             \
     ((NAME##_floats)(__builtin_convertvector(*(const NAME##_bf16 *)(at), NAME##_words) << 16))
+#define VECTOR_i8(MACHINE, NAME, at)                                                               \
+    __builtin_convertvector(INTS_##MACHINE##_##NAME(at), NAME##_floats)
+#define VECTOR_e4m3(MACHINE, NAME, at)                                                             \
+    ({                                                                                             \
+        NAME##_words q = (NAME##_words)INTS_##MACHINE##_##NAME(at), size = q & 0x7f;               \
+        NAME##_words nan = (NAME##_words)(size == 0x7f) & 0x7fc00000;                              \
+        NAME##_floats finite = (NAME##_floats)(size << 20) * 0x1p120f;                             \
+        (NAME##_floats)((NAME##_words)finite | nan | (q & 0x80) << 24);                            \
+    })
 #define VECTORS(NAME, LANES)                                                                       \
     typedef float NAME##_floats __attribute__((vector_size(4 * (LANES)), aligned(4)));             \
     typedef uint32_t NAME##_words __attribute__((vector_size(4 * (LANES)), aligned(4)));           \
+    typedef int32_t NAME##_ints __attribute__((vector_size(4 * (LANES)), aligned(4)));             \
+    typedef int8_t NAME##_i8 __attribute__((vector_size(LANES), aligned(1)));                      \
     typedef uint16_t NAME##_bf16 __attribute__((vector_size(2 * (LANES)), aligned(2)));
 VECTORS(few_4, 4)
 VECTORS(few_8, 8)
 VECTORS(few_16, 16)
 
 #define ADD_ROWS(NAME, ATTRIBUTE, LANES, DTYPE, TYPE, COUNT)                                       \
-    ATTRIBUTE static void NAME##_##DTYPE##_add_##COUNT(int64_t columns, const float *a,            \
-                                                       const TYPE *b, int64_t stride, float *sums, \
-                                                       int64_t width) {                            \
-        int64_t j = 0;                                                                             \
-        for (; j + (LANES) <= columns; j += (LANES)) {                                             \
+    ATTRIBUTE static void NAME##_##DTYPE##_add_##COUNT(int64_t columns, const float *restrict a,   \
+                                                       const TYPE *restrict b, int64_t stride,     \
+                                                       float *restrict sums, int64_t width) {      \
+        for (int64_t j = 0; j < columns; j += (LANES)) {                                           \
+            if (j * (int64_t)sizeof(TYPE) % 64 == 0)                                               \
+                UNROLL for (int p = 0; p < DEEP; p++)                                              \
+                    __builtin_prefetch(b + (p + 4 * DEEP) * stride + j);                           \
             NAME##_floats sum[COUNT];                                                              \
             UNROLL for (int i = 0; i < COUNT; i++) sum[i] =                                        \
                 *(const NAME##_floats *)(sums + i * width + j);                                    \
             UNROLL for (int p = 0; p < DEEP; p++) {                                                \
                 const TYPE *at = b + p * stride + j;                                               \
-                __builtin_prefetch(at + DEEP * stride);                                            \
-                NAME##_floats x = VECTOR_##DTYPE(NAME, at);                                        \
+                NAME##_floats x = VECTOR_##DTYPE(NAME, NAME, at);                                  \
                 UNROLL for (int i = 0; i < COUNT; i++) sum[i] += a[i * DEPTH + p] * x;             \
             }                                                                                      \
             UNROLL for (int i = 0; i < COUNT; i++) * (NAME##_floats *)(sums + i * width + j) =     \
                 sum[i];                                                                            \
         }                                                                                          \
-        for (; j < columns; j++)                                                                   \
-            for (int i = 0; i < COUNT; i++)                                                        \
-                for (int p = 0; p < DEEP; p++)                                                     \
-                    sums[i * width + j] += a[i * DEPTH + p] * one_##DTYPE(b[p * stride + j]);      \
     }
 
 /* y[p] is element p of the eight vectors x[l]. */
@@ -101,7 +113,7 @@ VECTORS(few_16, 16)
         for (int64_t p = 0; p < count; p += DEEP) {                                                \
             few_8_floats x[LINES];                                                                 \
             UNROLL for (int l = 0; l < LINES; l++) x[l] =                                          \
-                VECTOR_##DTYPE(few_8, (const TYPE *)line[l] + p);                                  \
+                VECTOR_##DTYPE(NAME, few_8, (const TYPE *)line[l] + p);                            \
             TRANSPOSE(y, x)                                                                        \
             UNROLL for (int q = 0; q < DEEP; q++) UNROLL for (int i = 0; i < COUNT; i++) sum[i] += \
                 a[i * DEPTH + p + q] * y[q];                                                       \
@@ -139,8 +151,12 @@ VECTORS(few_16, 16)
 #define MACHINE(NAME, ATTRIBUTE, LANES)                                                            \
     KERNEL(NAME, ATTRIBUTE, LANES, f32, float)                                                     \
     KERNEL(NAME, ATTRIBUTE, LANES, bf16, uint16_t)                                                 \
+    KERNEL(NAME, ATTRIBUTE, LANES, i8, int8_t)                                                     \
+    KERNEL(NAME, ATTRIBUTE, LANES, e4m3, uint8_t)                                                  \
     static few_kernel NAME##_kernel(ml_dtype dtype) {                                              \
         if (dtype == ML_BF16) return (few_kernel){NAME##_bf16_add, NAME##_bf16_dot};               \
+        if (dtype == ML_I8) return (few_kernel){NAME##_i8_add, NAME##_i8_dot};                     \
+        if (dtype == ML_E4M3) return (few_kernel){NAME##_e4m3_add, NAME##_e4m3_dot};               \
         return (few_kernel){NAME##_f32_add, NAME##_f32_dot};                                       \
     }
 
@@ -161,7 +177,7 @@ static few_kernel kernel_for(ml_dtype dtype) {
 }
 
 bool cpu_few_reads(ml_dtype dtype) {
-    return dtype == ML_F32 || dtype == ML_BF16;
+    return dtype == ML_F32 || dtype == ML_BF16 || dtype == ML_I8 || dtype == ML_E4M3;
 }
 
 /* A part of a product: terms p .. p + count - 1 of columns j .. j + columns - 1. */
@@ -172,21 +188,35 @@ typedef struct {
     const float *a; /* the terms of each row, DEPTH apart, with zeros up to a multiple of DEEP */
 } few_part;
 
-/* By rows of B; the last rows, fewer than DEEP, with rows of zeros behind them. */
+/* `rows` rows of B, at most DEEP, of `columns` columns, at most REST, in copies that zeros fill up
+ * to what the kernel takes. */
+static void sum_rest(const few_part *part, const float *a, const char *b, int64_t rows,
+                     int64_t columns, float *sums) {
+    const int64_t size = ml_dtypes[part->call->b_dtype].bytes, m = part->call->m;
+    _Alignas(64) char rest[DEEP * REST * WIDEST] = {0};
+    float some[CPU_FEW_ROWS * REST] = {0};
+    for (int64_t q = 0; q < rows; q++)
+        memcpy(rest + q * REST * size, b + q * part->call->b_row * size, (size_t)(columns * size));
+    for (int64_t i = 0; i < m; i++)
+        memcpy(some + i * REST, sums + i * part->columns, (size_t)columns * sizeof *sums);
+    part->kernel.add(m, (columns + UNIT - 1) / UNIT * UNIT, a, rest, REST, some, REST);
+    for (int64_t i = 0; i < m; i++)
+        memcpy(sums + i * part->columns, some + i * REST, (size_t)columns * sizeof *sums);
+}
+
+/* By rows of B. */
 static void sum_rows(const few_part *part, float *sums) {
     const cpu_few_call *call = part->call;
-    const int64_t size = ml_dtypes[call->b_dtype].bytes, whole = part->count / DEEP * DEEP;
-    const char *b = call->b + (part->p * call->b_row + part->j) * size;
-    for (int64_t q = 0; q < whole; q += DEEP, b += DEEP * call->b_row * size)
-        part->kernel.add(call->m, part->columns, part->a + q, b, call->b_row, sums, part->columns);
-    if (whole == part->count) return;
-    _Alignas(64) char rest[DEEP * REST * WIDEST] = {0};
-    for (int64_t at = 0; at < part->columns; at += REST) {
-        const int64_t columns = part->columns - at < REST ? part->columns - at : REST;
-        for (int64_t q = 0; q < part->count - whole; q++)
-            memcpy(rest + q * REST * size, b + (q * call->b_row + at) * size,
-                   (size_t)(columns * size));
-        part->kernel.add(call->m, columns, part->a + whole, rest, REST, sums + at, part->columns);
+    const int64_t size = ml_dtypes[call->b_dtype].bytes;
+    for (int64_t q = 0; q < part->count; q += DEEP) {
+        const char *b = call->b + ((part->p + q) * call->b_row + part->j) * size;
+        const int64_t rows = part->count - q < DEEP ? part->count - q : DEEP;
+        const int64_t whole = rows == DEEP ? part->columns / UNIT * UNIT : 0;
+        if (whole > 0)
+            part->kernel.add(call->m, whole, part->a + q, b, call->b_row, sums, part->columns);
+        for (int64_t at = whole; at < part->columns; at += REST)
+            sum_rest(part, part->a + q, b + at * size, rows,
+                     part->columns - at < REST ? part->columns - at : REST, sums + at);
     }
 }
 

@@ -326,10 +326,10 @@ static void compute_few(void *context, int64_t begin, int64_t end, int thread) {
 /* Parts of columns that are wide enough to be read in long pieces; one for what is done sooner than
  * a thread wakes up. */
 static ml_status run_few(gemm_run *run, ml_pool *pool) {
-    enum { LEAST_BYTES = 1 << 15, LEAST_UNITS = 8 };
+    enum { LEAST_BYTES = 1 << 15, PIECE = 1 << 10 };
     const cpu_few_call call = few_call(run);
     const int64_t units = (call.n + FEW_UNIT - 1) / FEW_UNIT, threads = ml_pool_threads(pool);
-    int64_t parts = units / LEAST_UNITS;
+    int64_t parts = call.n * ml_dtypes[call.b_dtype].bytes / PIECE;
     if (parts > 4 * threads) parts = 4 * threads;
     if (parts < threads) parts = threads;
     if (call.n * call.k * ml_dtypes[call.b_dtype].bytes < LEAST_BYTES) parts = 1;
