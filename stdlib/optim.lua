@@ -24,9 +24,17 @@ local synonyms = require "mlua.synonyms"
 
 local RULE = "rule(p, g, s, t) returns the new p; s has slots, t what it is given: t.lr, t.step, t.decay, t.options, t.parameter"
 
+-- Rounded to nearest, an average in bf16 would stop where a step changes it by less than half a unit in its last place; rounded
+-- up or down by chance it is right on average. The draw follows from the seed, the state's name and the step.
+local function stochastic_bf16(state, value, step)
+  local key = core.hash(("%d rounds %s"):format(core.options().seed, state:name()))
+  local steps = core.is_tensor(step) and step:cast "i64" or math.tointeger(step)
+  return core.stochastic_bf16(value, core.random(steps * 0x632be59bd9b4e019 + key, m.axes_of(state))):cast "bf16"
+end
+
 -- Slots of one parameter: created on first reading, updated on assignment; and what checks a rule's result,
 -- and that no slot is only read, which would stay zero.
-local function slots(p, optimizer)
+local function slots(p, optimizer, dtype, step)
   local current, read, assigned = {}, {}, {}
   local function finish(new)
     for _, slot in ipairs(read) do
@@ -39,13 +47,14 @@ local function slots(p, optimizer)
   return setmetatable({}, {
     __index = function(_, slot)
       if current[slot] == nil then
-        local state = m.slot_state(p, optimizer, slot)
-        current[slot], read[#read + 1] = state:read(), slot
+        local state = m.slot_state(p, optimizer, slot, dtype)
+        current[slot], read[#read + 1] = state:read():cast "f32", slot
       end
       return current[slot]
     end,
     __newindex = function(_, slot, value)
-      m.slot_state(p, optimizer, slot):assign(value)
+      local state = m.slot_state(p, optimizer, slot, dtype)
+      state:assign(state:dtype() == "bf16" and stochastic_bf16(state, value, step) or value)
       current[slot], assigned[slot] = value, true
     end,
   }), finish
@@ -58,8 +67,9 @@ local slot_states = setmetatable({}, { __mode = "k" })
 ---@param p State
 ---@param optimizer Optimizer
 ---@param slot string
+---@param dtype? string "f32" (the default) or "bf16"
 ---@return State
-function m.slot_state(p, optimizer, slot)
+function m.slot_state(p, optimizer, slot, dtype)
   local of_p = slot_states[p] or { optimizers = {}, counts = {} }
   slot_states[p] = of_p
   local own = of_p.optimizers[optimizer]
@@ -72,7 +82,7 @@ function m.slot_state(p, optimizer, slot)
   if not own.states[slot] then
     local axes = m.axes_of(p)
     local name = ("%s.%s.%s"):format(p:name(), own.label, slot)
-    own.states[slot] = core.state { name = name, axes = axes, dtype = "f32", kind = "optimizer", init = m.zeros(axes) }
+    own.states[slot] = core.state { name = name, axes = axes, dtype = dtype or "f32", kind = "optimizer", init = m.zeros(axes, dtype or "f32") }
   end
   return own.states[slot]
 end
@@ -128,8 +138,9 @@ local function check_update(name, parameters, gradients, t)
   end
 end
 
----Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
----`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) returns the
+---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay`,
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil, and `state_dtype`: "bf16" halves the
+---memory of slots, which are then rounded stochastically and read as f32. rule(p, g, s, t) returns the
 ---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
 ---zero at first, and assigning it sets its value for the next step.
 ---@param name string
@@ -142,7 +153,7 @@ function m.optimizer(name, defaults, rule)
       help = 'm.optimizer("mine", { lr = 0.1 }, function(p, g, s, t) return p - t.lr * g end)',
     })
   end
-  local known = { "groups" }
+  local known = { "groups", "state_dtype" }
   for key in pairs(defaults) do known[#known + 1] = key end
   table.sort(known)
   local function merged(base, over)
@@ -154,10 +165,13 @@ function m.optimizer(name, defaults, rule)
   local function check(options, where)
     m.check_options(name .. where, options, known)
     for key, value in pairs(options or {}) do
-      local wanted = key == "groups" and "function" or type(defaults[key])
+      local wanted = key == "groups" and "function" or key == "state_dtype" and "string" or type(defaults[key])
       local finite = type(value) ~= "number" or value - value == 0
       if type(value) ~= wanted or not finite then
         core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, finite and wanted or "finite number", m.shown(value)))
+      end
+      if key == "state_dtype" and value ~= "f32" and value ~= "bf16" then
+        core.fail(('m.%s%s: state_dtype must be "f32" or "bf16", got %s'):format(name, where, m.shown(value)))
       end
       if (key == "beta1" or key == "beta2") and (value < 0 or value >= 1) then
         core.fail(("m.%s%s: %s must be at least 0 and less than 1, got %s"):format(name, where, key, m.shown(value)), {
@@ -186,9 +200,10 @@ function m.optimizer(name, defaults, rule)
         local group = all.groups and all.groups(p:name(), p)
         check(group, " groups")
         local o = merged(all, group)
-        local value, own, finish = p:read(), slots(p, optimizer)
+        local step = t.step_of and t.step_of(p) or t.step
+        local value, own, finish = p:read(), slots(p, optimizer, o.state_dtype, step)
         local new = rule(value, gradients[i], own, {
-          lr = t.rate * o.lr, step = t.step_of and t.step_of(p) or t.step, options = o, parameter = p,
+          lr = t.rate * o.lr, step = step, options = o, parameter = p,
           decay = m.attributes(p).decay and o.weight_decay or 0,
         })
         finish(new)
@@ -218,12 +233,12 @@ local function adamw_rule(p, g, s, t)
 end
 
 ---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
----@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
 m.adamw = m.optimizer("adamw", { lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1 }, adamw_rule)
 
 ---Gradient descent with momentum.
----@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
 m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight_decay = 0 }, function(p, g, s, t)
   local o = t.options
@@ -234,7 +249,7 @@ m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight
 end)
 
 ---Lion: the sign of an interpolated momentum (Chen et al. 2023).
----@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
 m.lion = m.optimizer("lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1 }, function(p, g, s, t)
   local o = t.options
@@ -300,7 +315,7 @@ end
 
 ---Muon: orthogonalized momentum for matrices (Jordan et al. 2024), scaled to AdamW's update size (Liu
 ---et al. 2025) so that both share one rate; AdamW for vectors and for tensors with a vocab axis.
----@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
 m.muon = m.optimizer("muon", {
   lr = 3e-4, momentum = 0.95, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, adamw = false,

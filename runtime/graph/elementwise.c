@@ -37,6 +37,18 @@ static double smaller(double a, double b) {
     return isnan(a) || a < b ? a : b;
 }
 
+/* Of the lower 16 bits of an f32, as a fraction, and b: a carry of their sum rounds up. */
+static double stochastic_bf16(double a, double b) {
+    union {
+        float value;
+        uint32_t bits;
+    } x = {(float)a};
+    uint32_t draw = b > 0 ? (b < 1 ? (uint32_t)((float)b * 65536) : 65535) : 0;
+    if (!isfinite(x.value)) return x.value;
+    x.bits = (x.bits + draw) & 0xffff0000u;
+    return x.value;
+}
+
 /* A result is a double, or an integer for tests and logic. */
 #define RESULT_ARITH(value) (x.number = (value))
 #define RESULT_FLOAT(value) (x.number = (value))

@@ -129,6 +129,42 @@ local function muon()
 end
 check.all(run(m.muon { lr = 0.1 }), muon(), core.compute_dtype() == "bf16" and 2e-2 or 1e-4, "muon")
 
+-- Slots in bf16. Between two bf16 numbers (1 + 1/128 is the next after 1) the draw decides, in proportion.
+do
+  local D = core.axis("draws", 4096)
+  local round = m.compile(function(i)
+    local x = i.x:broadcast { D }
+    return core.stochastic_bf16(x, m.uniform({ D }, 7))
+  end, { x = {} })
+  for _, case in ipairs { { 1, 1, 1 }, { 1 + 1 / 512, 1, 1 + 1 / 128 }, { -1 - 3 / 512, -1 - 1 / 128, -1 }, { 0, 0, 0 }, { math.huge, math.huge, math.huge } } do
+    local x, low, high = table.unpack(case)
+    local sum = 0
+    for _, y in ipairs(round { x = x }:table()) do
+      if y ~= low and y ~= high then check.near(y, low, 0, "a neighbour of " .. x) end
+      sum = sum + y
+    end
+    if low ~= high then check.near(sum / 4096, x, 2e-4, "the mean of the rounded") else check.equal(sum / 4096, x, "what bf16 has") end
+  end
+end
+-- An average that moves by a thousandth of the difference in a step: rounded to nearest it would stop at half of it.
+do
+  local p, optimizer = m.param { A.row, A.col, name = "narrow" }, m.adamw { lr = 0, beta2 = 0.999, weight_decay = 0, state_dtype = "bf16" }
+  local step = m.compile(function(feeds)
+    optimizer.update({ p }, { feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
+  end, { g = { A.row, A.col }, rate = {}, step = { dtype = "i64" } })
+  for i = 1, 3000 do step { g = gradient, rate = 0, step = i } end
+  local found, wanted = 0, 0
+  for _, state in ipairs(m.optimizer_states(optimizer)) do
+    check.equal(state:dtype(), "bf16", state:name())
+    if state:name() == "narrow.adamw.v" then
+      for i, v in ipairs(state:get():table()) do found, wanted = found + v, wanted + gradient[i] ^ 2 * (1 - 0.999 ^ 3000) end
+    end
+  end
+  check.near(found / wanted, 1, 0.03, "the average of squares in bf16")
+end
+check.all(run(m.adamw { lr = 0.1, state_dtype = "bf16" }), run(m.adamw { lr = 0.1 }), 2e-3, "adamw with slots in bf16")
+check.raises('state_dtype must be "f32" or "bf16", got "f64"', m.adamw, { state_dtype = "f64" })
+
 -- Schedules, at steps 1 .. 10 of 10.
 local function values(schedule)
   local list = {}

@@ -1,6 +1,7 @@
 /* Functions of ops.def that are the same in C and in CUDA: a part of both preludes, which define
- * ml_exp_f32, ml_bits_f32, ML_MATH_f32, ML_MATH_f64, ML_DIVIDE (a quotient that may be off by units
- * in the last place), ML_QUOTIENT (one that may not) and ML_QUARTER (of a sine). */
+ * ml_exp_f32, ml_bits_f32, ml_from_bits_f32, ML_MATH_f32, ML_MATH_f64, ML_DIVIDE (a quotient that
+ * may be off by units in the last place), ML_QUOTIENT (one that may not) and ML_QUARTER (of a
+ * sine). */
 
 ML_INLINE float ml_sqrt_f32(float x) { return ML_MATH_f32(sqrt)(x); }
 ML_INLINE float ml_abs_f32(float x) { return ML_MATH_f32(fabs)(x); }
@@ -87,6 +88,18 @@ ML_INLINE double ml_idiv_f64(double a, double b) {
 ML_INLINE double ml_mod_f64(double a, double b) {
     double r = ML_MATH_f64(fmod)(a, b);
     return r != 0.0 && (r < 0.0) != (b < 0.0) ? r + b : r;
+}
+
+/* Stochastic rounding to bf16. The lower 16 bits of a, as a fraction, are the probability that its
+ * size is rounded up, which is so where they and those of b have a carry. */
+ML_INLINE float ml_stochastic_bf16_f32(float a, float b) {
+    unsigned draw = b > 0.0f ? (b < 1.0f ? (unsigned)(b * 65536.0f) : 65535u) : 0u;
+    unsigned bits = ml_bits_f32(a);
+    bits = (bits + draw) & 0xffff0000u;
+    return ml_is_finite_f32(a) ? ml_from_bits_f32(bits) : a;
+}
+ML_INLINE double ml_stochastic_bf16_f64(double a, double b) {
+    return ml_stochastic_bf16_f32((float)a, (float)b);
 }
 
 /* integers: quotients round towards minus infinity; a zero divisor gives 0 */

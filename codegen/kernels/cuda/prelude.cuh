@@ -149,6 +149,7 @@ ML_INLINE float ml_min_f32(float a, float b) {
 }
 ML_INLINE float ml_erf_f32(float x) { return erff(x); }
 ML_INLINE unsigned ml_bits_f32(float x) { return __float_as_uint(x); }
+ML_INLINE float ml_from_bits_f32(unsigned u) { return __uint_as_float(u); }
 #define ML_QUARTER(q, shift) (int)((long long)(q) + (shift))
 #define ML_DIVIDE(a, b) __fdividef(a, b)
 #define ML_QUOTIENT(a, b) __fdiv_rn(a, b)
