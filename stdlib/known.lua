@@ -68,7 +68,7 @@ function known.write(failure, pending)
   core.write_json(core.to_json(valid {
     script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
     error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(values),
-    pending = pending, steps = core.list(pending and {} or core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.named_modules()),
+    pending = pending, steps = core.list(pending and {} or core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.module_records()),
     settings = core.list(settings()), axes = core.list(axes),
   }) .. "\n")
 end

@@ -395,7 +395,7 @@ end
 
 ---The modules that have a path, which they get where their tree is first used.
 ---@return {path: string, class: string}[] modules sorted by path
-function m.named_modules()
+function m.module_records()
   local list = {}
   for _, record in pairs(records) do
     if record.path then list[#list + 1] = { path = record.path, class = record.class.name } end

@@ -81,8 +81,8 @@ static int promised(ml_op op, ml_dtype a, ml_dtype b) {
     bool floats = kind == ML_KIND_FLOAT && other == ML_KIND_FLOAT;
     bool one_dtype = a == b || floats;
     int wider = a > b ? a : b;
-    bool halves = (a == ML_BF16 && b == ML_F16) || (a == ML_F16 && b == ML_BF16);
-    if (halves) wider = ML_F32; /* neither holds the other's values */
+    if (floats && a != b && a < ML_F32 && b < ML_F32)
+        wider = ML_F32; /* of i8, e4m3, bf16, f16 none is the other's */
     switch (ml_ops[op].rule) {
     case ML_RULE_ARITH: return one_dtype && kind != ML_KIND_BOOL ? wider : -1;
     case ML_RULE_FLOAT: return floats ? wider : -1;

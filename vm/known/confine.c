@@ -225,8 +225,20 @@ static bool limit_calls(void) {
 #endif
 }
 
+#ifdef __SANITIZE_ADDRESS__
+static bool is_confined;
+/* The leak check at exit starts a process, which is refused. */
+int __lsan_is_turned_off(void);
+int __lsan_is_turned_off(void) {
+    return is_confined;
+}
+#endif
+
 const char *known_confine(const char *folders) {
     limit_resources();
+#ifdef __SANITIZE_ADDRESS__
+    is_confined = true;
+#endif
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return "limits";
     bool reading = limit_reading(folders), calls = limit_calls();
     if (!calls) limit(RLIMIT_FSIZE, 0, 0), limit(RLIMIT_NPROC, 0, 0);

@@ -60,6 +60,13 @@ static bool find_path(http_request *r, const char *method, const char *url) {
     return known;
 }
 
+/* The program names its routes once it can serve them. */
+static bool is_loading(const http_server *s) {
+    for (const http_path *p = s->paths; p; p = p->next)
+        if (!p->is_page) return false;
+    return true;
+}
+
 /* Refuse what can be refused by its headers; its body is then read and discarded. */
 static void check_headers(http_request *r, const char *method, const char *url) {
     const http_server *s = r->server;
@@ -67,7 +74,9 @@ static void check_headers(http_request *r, const char *method, const char *url) 
     bool known = find_path(r, method, url);
     check_client(r);
     if (r->stage != HTTP_RECEIVING) return;
-    if (!known)
+    if (!known && is_loading(s))
+        http_set_error(r, 503, "the server loads its model: try again later", NULL, "loading");
+    else if (!known)
         http_set_error(r, 404,
                        "there is no such path here: POST /v1/completions, POST "
                        "/v1/chat/completions, GET /v1/models, /health, /metrics",
