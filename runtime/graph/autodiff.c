@@ -462,6 +462,20 @@ static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     }
 }
 
+/* A gradient has the dtype of its value: in 8 bits most would round to 0. */
+static void require_wide(const ml_graph *g, ml_ref node) {
+    const ml_dtype_info *dtype = &ml_dtypes[ml_graph_type(g, node)->dtype];
+    if (dtype->kind != ML_KIND_FLOAT || dtype->bytes > 1) return;
+    ml_fail(ML_INVALID, "no gradient passes through %s, which holds values to be read alone",
+            dtype->name);
+    ml_error_last()->operands[0] = node;
+    ml_error_last()->operand_count = 1;
+    ml_help("y = x + m.stop_gradient(x:cast(\"%s\"):cast(x:dtype()) - x) rounds x and passes its "
+            "gradient on",
+            dtype->name);
+    ml_raise_last();
+}
+
 static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients) {
     tape t = {.graph = g, .scratch = scratch, .index = {.arena = scratch}};
     collect(&t, p);
@@ -475,6 +489,7 @@ static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *g
         bool given = false;
         for (int o = 0; o < e->outputs; o++) given = given || e->gradient[o];
         if (!e->needs || !given) continue;
+        require_wide(g, e->node);
         if (p->stop_at_wrt && contains(p->wrt, p->wrt_count, e->node)) continue;
         if (ml_graph_node(g, e->node)->source_count == 0) continue;
         ml_origin origin = *ml_graph_origin(g, e->node);

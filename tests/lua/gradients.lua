@@ -154,4 +154,16 @@ do -- by a tensor of the script that is a permutation of another one: what reads
   for i = 1, 12 do check.near(out.moved[i], out.x[i], 1e-6, "the gradient by a permutation") end
 end
 
+do -- what rounds to 8 bits passes no gradient, and says how one passes
+  local A = core.axis("eight", 4)
+  for _, dtype in ipairs { "i8", "e4m3" } do
+    local x = m.param { A, name = "x in " .. dtype }
+    check.raises("no gradient passes through " .. dtype, m.grad, (x:read():cast(dtype):cast "f32"):sum(), { x })
+    local y = x:read()
+    local rounded = y + m.stop_gradient(y:cast(dtype):cast "f32" - y)
+    x:set { 1.3, 2.7, 0.1, 100.3 }
+    check.all(m.compile(function() return m.grad((rounded * 3):sum(), { x })[1] end, {})():table(), { 3, 3, 3, 3 }, 0, dtype)
+  end
+end
+
 check.done()

@@ -126,7 +126,8 @@ PROCESS_TEST(pipelines_take_axes_that_optimizers_name) {
     process_compare(process_train(room, 3, script, several), one, 3, 2e-5, "pp=2,tp=2");
 }
 
-/* Slots in bf16 are rounded by draws that follow from an element's place in the whole tensor. */
+/* Slots in bf16 are rounded by draws that follow from an element's place in the whole tensor: slots
+ * in f32 move these losses by 3e-5. */
 PROCESS_TEST(slots_in_bf16_in_layouts) {
     process_write(room, "narrow.lua",
                   "local m = require 'mlua'\n"
@@ -134,16 +135,16 @@ PROCESS_TEST(slots_in_bf16_in_layouts) {
                   "m.adamw = function(o) o.state_dtype = 'bf16' return adamw(o) end\n"
                   "dofile(os.getenv 'SCRIPT')\n");
     static const char settings[] = "narrow.lua layers=2 embed=16 heads=2 seq=8 batch=4 accum=2 "
-                                   "steps=4 warmup=1 sample=0";
+                                   "steps=12 warmup=1 sample=0 lr=0.01";
     static const char script[] = "SCRIPT=\"$ROOT/models/llama.lua\"";
     static const char *const layouts[][2] = {{"-n 2 --mesh dp=2", ""},
                                              {"-n 2 --mesh dp=2", "layout=fsdp"},
                                              {"-n 4 --mesh pp=2,tp=2", ""}};
-    process_step *one = process_train(room, 4, script, settings);
+    process_step *one = process_train(room, 12, script, settings);
     for (int i = 0; i < 3; i++) {
         char several[200];
         snprintf(several, sizeof several, "%s %s %s", layouts[i][0], settings, layouts[i][1]);
-        process_compare(process_train(room, 4, script, several), one, 4, 1e-4, several);
+        process_compare(process_train(room, 12, script, several), one, 12, 3e-6, several);
     }
 }
 

@@ -18,7 +18,8 @@
 
 enum { SECONDS = 10, ANSWER = 1 << 16 };
 
-static http_server *start(const char *token) {
+/* It has a page, and no routes yet. */
+static http_server *start_loading(const char *token) {
     const http_library *library;
     http_server *s;
     if (http_library_open(&library) != ML_OK) test_skip("%s", ml_error_last()->text);
@@ -30,6 +31,11 @@ static http_server *start(const char *token) {
                                   .idle_seconds = SECONDS};
     ML_CHECK(http_start(&options, &s));
     ML_CHECK(http_page(s, "/health", 200, "application/json", "{}", 2, true));
+    return s;
+}
+
+static http_server *start(const char *token) {
+    http_server *s = start_loading(token);
     ML_CHECK(http_page(s, "/v1/models", 200, "application/json", "[1]", 3, false));
     ML_CHECK(http_route(s, "POST", "/v1/completions"));
     ML_CHECK(http_route(s, "GET", "/metrics"));
@@ -112,6 +118,22 @@ static int descriptors(void) {
 }
 
 /* ---- Requests ---------------------------------------------------------------------------------*/
+
+TEST(vm, serve_loading) {
+    http_server *s = start_loading(NULL);
+    int fd = connect_to(s);
+    send_post(fd, "Connection: close\r\n", "{}");
+    const char *answer = receive(fd, NULL);
+    expect(answer, "HTTP/1.1 503");
+    expect(answer, "Retry-After: 1");
+    expect(answer, "\"loading\"");
+    close(fd);
+    fd = connect_to(s);
+    send_get(fd, "/health", "Connection: close\r\n");
+    expect(receive(fd, NULL), "HTTP/1.1 200");
+    close(fd);
+    http_stop(s);
+}
 
 TEST(vm, serve_answers) {
     http_server *s = start(NULL);

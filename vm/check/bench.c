@@ -233,15 +233,16 @@ static void bench_body(void *context) {
         rates_of_cpu(b);
 }
 
-/* What is kept of a device. */
+/* The cache entry of a device: what was measured, and when. */
 typedef struct {
     uint64_t magic;
     ml_ceilings ceilings;
     ml_rates rates;
     char date[ML_BENCH_DATE];
-} kept;
+} bench_entry;
 
-static ml_status bench_run(const char *device, int ordinal, ml_session *session, kept *entry) {
+static ml_status bench_run(const char *device, int ordinal, ml_session *session,
+                           bench_entry *entry) {
     ml_status status = ml_session_open(session, device, ordinal);
     bench b = {.session = session,
                .graph = ml_session_graph(session),
@@ -343,7 +344,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 static const uint64_t MAGIC = 0x32686365626d6c; /* "lmbech2" */
 
 /* The model and what else decides its speed; what is free of its memory today does not. */
-static ml_status kept_key(const char *name, int ordinal, uint64_t key[2]) {
+static ml_status entry_key(const char *name, int ordinal, uint64_t key[2]) {
     ml_device *device = NULL;
     ML_TRY(ml_device_open(name, ordinal, &device));
     const ml_target *target = &device->target;
@@ -358,7 +359,7 @@ static ml_status kept_key(const char *name, int ordinal, uint64_t key[2]) {
     return ML_OK;
 }
 
-static bool read_kept(uint64_t key[2], kept *entry) {
+static bool read_entry(uint64_t key[2], bench_entry *entry) {
     void *bytes = NULL;
     int64_t size = 0;
     if (ml_cache_read(key, "bench", &bytes, &size) != ML_OK) return false;
@@ -368,11 +369,11 @@ static bool read_kept(uint64_t key[2], kept *entry) {
     return whole && entry->magic == MAGIC;
 }
 
-static ml_status bench_new(const char *device, int ordinal, uint64_t key[2], kept *entry) {
+static ml_status bench_new(const char *device, int ordinal, uint64_t key[2], bench_entry *entry) {
     ml_session *session = NULL;
     time_t now = time(NULL);
     struct tm day;
-    *entry = (kept){.magic = MAGIC};
+    *entry = (bench_entry){.magic = MAGIC};
     strftime(entry->date, sizeof entry->date, "%Y-%m-%d", gmtime_r(&now, &day));
     ML_TRY(ml_session_new(&session));
     ml_status status = bench_run(device, ordinal, session, entry);
@@ -386,10 +387,10 @@ static ml_status bench_new(const char *device, int ordinal, uint64_t key[2], kep
 
 ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *ceilings) {
     uint64_t key[2];
-    kept entry = {0};
+    bench_entry entry = {0};
     *ceilings = (ml_ceilings){0};
-    ml_status status = kept_key(device, ordinal, key);
-    if (status == ML_OK && (again || !read_kept(key, &entry)))
+    ml_status status = entry_key(device, ordinal, key);
+    if (status == ML_OK && (again || !read_entry(key, &entry)))
         status = bench_new(device, ordinal, key, &entry);
     if (status == ML_OK) *ceilings = entry.ceilings;
     return status;
@@ -397,8 +398,8 @@ ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *cei
 
 bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]) {
     uint64_t key[2];
-    kept entry;
-    if (kept_key(device, 0, key) != ML_OK || !read_kept(key, &entry)) return false;
+    bench_entry entry;
+    if (entry_key(device, 0, key) != ML_OK || !read_entry(key, &entry)) return false;
     *rates = entry.rates;
     memcpy(date, entry.date, ML_BENCH_DATE);
     return true;

@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     ml_arena *arena;
     ML_VEC(known_value) values;
-    bool paused; /* nothing is noted for now */
+    bool paused; /* expressions that are evaluated now are not recorded */
     bool pending_written;
 } known_values;
 
