@@ -148,6 +148,21 @@ static bool merges_products(pass_context *c) {
     return on_fused_gpu(c);
 }
 
+/* Programs that run often, such as the steps of generation, compute in the compute dtype. */
+static bool has_fp8_products(pass_context *c) {
+    return !c->plan->roots.often && ml_scale_products_applies(c->plan->graph);
+}
+static bool has_scaled_products(pass_context *c) {
+    return ml_widen_scaled_products_applies(c->plan->graph);
+}
+static bool serves_scaled(const void *context, const ml_graph *g, ml_ref n) {
+    return ml_scaled_product_library(context, g, n);
+}
+static ml_graph *widen_scaled_products(pass_context *c) {
+    ml_plan *plan = c->plan;
+    return ml_widen_scaled_products(plan->graph, &plan->roots, serves_scaled, plan->target);
+}
+
 static bool has_conv(pass_context *c) {
     return ml_decompose_conv_applies(c->plan->graph);
 }
@@ -276,6 +291,8 @@ static const pass global_passes[] = {
      .purpose = "new values take the dtype and the axis order of their states"},
     {"simplify", ml_simplify,
      .purpose = "what scripts and autodiff leave: constants, casts there and back, equal nodes"},
+    {"scale_products", ml_scale_products, .when = has_fp8_products,
+     .purpose = "products of blocks round their operands to 8 bits, with a scale for each tensor"},
 };
 
 /* Over the graph of one rank, whatever is done to save memory: attempts share their result. */
@@ -304,6 +321,8 @@ static const pass rank_passes[] = {
      .purpose = "narrow products of f32 become products of bf16"},
     {"merge_products", ml_merge_products, .when = merges_products,
      .purpose = "products that share an operand become one"},
+    {"widen_scaled_products", .run_with = widen_scaled_products, .when = has_scaled_products,
+     .purpose = "products of 8 bits that no library serves are computed of bf16"},
     {"simplify_merged", ml_simplify, .when = merges_products,
      .purpose = "slices of merged results cancel against what joined them"},
 };

@@ -7,6 +7,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local synonyms = require "mlua.synonyms"
+local universal = require "mlua.universal"
 
 local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: the results of m.attributes
 local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function created a parameter or buffer
@@ -34,12 +35,12 @@ end
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
 ---decay (default: parameters of fewer than two axes are exempt). `frozen=true` creates one that m.train
 ---leaves as it is, such as the weights that an adapter is added to. `mlua generate` stores a parameter with weight decay in the
----compute dtype, unless `f32=true` says that forward reads it in f32 (p:read()). `name` names a parameter that no
----module holds.
----@param spec {init: any, decay: boolean, frozen: boolean, f32: boolean, name: string, [integer]: Axis}
+---compute dtype, unless `f32=true` says that forward reads it in f32 (p:read()). `fp8=false` keeps its products in bf16 with
+---`--dtype fp8`. `name` names a parameter that no module holds.
+---@param spec {init: any, decay: boolean, frozen: boolean, f32: boolean, fp8: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
-  m.check_options("param", spec, { "init", "decay", "frozen", "f32", "name" }, "A.embed, A.ffn")
+  m.check_options("param", spec, { "init", "decay", "frozen", "f32", "fp8", "name" }, "A.embed, A.ffn")
   local axes = {}
   for i, axis in ipairs(spec) do axes[i] = axis end
   local init = spec.init
@@ -55,6 +56,7 @@ function m.param(spec)
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
   local p = core.state { axes = axes, dtype = stored_dtype(spec, decay), kind = "parameter", name = spec.name }
+  if spec.fp8 == false then p:keep_wide() end
   attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
   created_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
@@ -105,6 +107,14 @@ function m.attributes(p) return attributes[p] or {} end
 
 local taken = {} -- the names that parameters have
 
+-- Whether the setting fp8_except has a pattern for this name: "*.wo,blocks.0.*".
+local function excepted_from_fp8(name)
+  for pattern in (universal.value "fp8_except" or ""):gmatch "[^,]+" do
+    if name:find("^" .. pattern:gsub("[%^%$%(%)%%%.%[%]%+%-]", "%%%0"):gsub("%*", ".*"):gsub("%?", ".") .. "$") then return true end
+  end
+  return false
+end
+
 ---Name a parameter and assign the initial values that its name determines, if it has none yet.
 ---@param p State
 ---@param name string
@@ -113,6 +123,7 @@ function m.name_parameter(p, name)
   if a.named then return end
   a.named = name
   p:set_name(name)
+  if excepted_from_fp8(name) then p:keep_wide() end
   taken[name] = true
   local exact = core.exact(true) -- the same initial values on every device
   local ok, value = pcall(a.init, a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name)))

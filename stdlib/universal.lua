@@ -47,6 +47,7 @@ universal.kinds = {
   keep = { keeping, "how many of the newest checkpoints, and each of how many steps for ever: 2, \"2,1000\"" },
   on_nan = { one_of("stop", "skip"), "stop or skip" },
   check_every = { natural, "an integer, 0 or more: the steps between comparisons of replicas" },
+  fp8_except = { text, "patterns of parameters' names: \"*.wo,blocks.0.*\"" },
   log_every = { positive, "a positive integer" }, eval_every = { natural, "an integer, 0 or more" },
 }
 

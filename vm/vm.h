@@ -35,6 +35,7 @@ typedef struct {
     const char *script; /* NULL: none */
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
+    bool fp8;           /* --dtype fp8: bf16, and products of blocks in 8 bits */
     bool json, quiet, types, bench, explain;
     bool facts;           /* of check: write all that is known about the script */
     const char *confined; /* of check: the folders that may be read; NULL: no limits */
@@ -153,6 +154,7 @@ typedef struct ml_vm {
     ml_axis sequence;               /* the axis of positions; 0 until asked for */
     ML_VEC(uint8_t) dtype_sources;  /* by node: how the script gave its dtype (precision.h) */
     ML_VEC(ml_ref) explicit_inputs; /* whose dtype the script gave */
+    bool fp8;                       /* products of blocks are marked: precision_mark_fp8 */
     bool exact;                     /* products run in the dtype of their operands */
     bool scanning;                  /* the step of a scan is traced */
     bool traces;     /* assignments to states belong to a program, or infer types alone */

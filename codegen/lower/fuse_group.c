@@ -49,9 +49,11 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++) {
         lower_view view;
         bool packed = i < 2 && group->packed[i] != LOWER_NONE;
+        ml_ref source =
+            group->gemm ? gemm_operand(l, group->node, i) : ml_graph_source(l->g, group->node, i);
         if (packed)
             visit(context, group->packers[i]);
-        else if (views_of(l, ml_graph_source(l->g, group->node, i), &view))
+        else if (views_of(l, source, &view))
             fuse_producers(l, view.base, false, visit, context);
     }
     lower_view view;

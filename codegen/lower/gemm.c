@@ -12,7 +12,10 @@ typedef struct {
 
 typedef struct {
     axis_group batch, m, n, k;
+    bool scaled; /* operands of 8 bits for tensor cores, which read both along k */
 } dot_axes;
+
+enum { SCALED_UNIT = 16 }; /* bytes, to which cuBLASLt wants rows of 8-bit operands aligned */
 
 static bool is_reduced(const ml_graph *g, ml_ref dot, ml_axis axis) {
     for (int i = 0; i < ml_graph_node(g, dot)->arg_count; i++)
@@ -34,6 +37,7 @@ static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
     const ml_type *b = ml_graph_type(g, ml_graph_source(g, dot, 1));
     const ml_type *c = ml_graph_type(g, dot);
     memset(out, 0, sizeof *out);
+    out->scaled = ml_graph_node(g, dot)->source_count == 3;
     out->batch.total = out->m.total = out->n.total = out->k.total = 1;
     for (int i = 0; i < c->rank; i++) {
         bool in_a = ml_type_find(a, c->axis[i]) >= 0, in_b = ml_type_find(b, c->axis[i]) >= 0;
@@ -58,6 +62,7 @@ bool gemm_serves(const lowering *l, ml_ref dot) {
     int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
     int b = ml_graph_type(g, ml_graph_source(g, dot, 1))->dtype, c = ml_graph_type(g, dot)->dtype;
     dot_axes axes;
+    if (ml_graph_node(g, dot)->source_count == 3) return true; /* ml_scaled_product_library */
     if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
         return false;
     if (ml_dtypes[a].bytes == 1) return false; /* of weights alone */
@@ -97,6 +102,25 @@ static bool operand_fits(const ml_type *type, const int64_t *stride, const axis_
            matrix_fits(rows->total, cols->total, row, col);
 }
 
+/* An operand of a product, whose own axes are `free`; lines and columns of a matrix of k x free as
+ * of one of free x k. */
+static bool factor_fits(const dot_axes *axes, const ml_type *type, const int64_t *stride,
+                        const axis_group *free, const axis_group *k, int64_t *free_step,
+                        int64_t *k_step) {
+    if (!operand_fits(type, stride, free, k, free_step, k_step)) return false;
+    return !axes->scaled || (*k_step == 1 && *free_step % SCALED_UNIT == 0);
+}
+
+bool ml_scaled_product_library(const ml_target *target, const ml_graph *g, ml_ref dot) {
+    enum { ADA = 89 }; /* the first whose tensor cores multiply 8-bit floats */
+    dot_axes axes;
+    read_axes(g, dot, &axes);
+    return target->kind == ML_TARGET_CUDA && !target->no_fuse && target->arch >= ADA &&
+           axes.batch.total == 1 && axes.m.total % SCALED_UNIT == 0 &&
+           axes.n.total % SCALED_UNIT == 0 && axes.k.total % SCALED_UNIT == 0 && axes.k.total > 0 &&
+           axes.m.total > 0 && axes.n.total > 0;
+}
+
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride) {
     dot_axes axes;
     int64_t row, col;
@@ -122,22 +146,20 @@ static void add_group(ml_type *type, const axis_group *group) {
 
 /* The order for a copy of an operand: its groups as they are, the one that holds the innermost axis
  * of the memory last, so that the copy reads and writes in order. */
-static ml_type pack_order(const operand *op, const axis_group *batch, const axis_group *rows,
-                          const axis_group *cols) {
+static ml_type pack_order(const operand *op, const dot_axes *axes, const axis_group *free) {
     ml_type type = {.dtype = op->type.dtype};
-    bool rows_last = false;
-    for (int i = 0; i < rows->count; i++)
-        rows_last = rows_last || views_axis_stride(&op->type, op->stride, rows->axis[i]) == 1;
-    add_group(&type, batch);
-    add_group(&type, rows_last ? cols : rows);
-    add_group(&type, rows_last ? rows : cols);
+    bool free_last = false;
+    for (int i = 0; i < free->count && !axes->scaled; i++)
+        free_last = free_last || views_axis_stride(&op->type, op->stride, free->axis[i]) == 1;
+    add_group(&type, &axes->batch);
+    add_group(&type, free_last ? &axes->k : free);
+    add_group(&type, free_last ? free : &axes->k);
     return type;
 }
 
 /* The operand is to be copied into that order first. */
-static void pack(lower_group *group, int which, operand *op, const axis_group *batch,
-                 const axis_group *rows, const axis_group *cols) {
-    op->type = pack_order(op, batch, rows, cols);
+static void pack(lower_group *group, int which, operand *op, const dot_axes *axes) {
+    op->type = pack_order(op, axes, which ? &axes->n : &axes->m);
     views_strides(&op->type, op->stride);
     group->packs[which] = true;
     group->pack_type[which] = op->type;
@@ -176,10 +198,10 @@ static axis_group order_by(const axis_group *k, const operand *op) {
 static void choose_order(dot_axes *axes, const operand *a, const operand *b, bool *fits) {
     axis_group by_a = order_by(&axes->k, a), by_b = order_by(&axes->k, b);
     int64_t row, col;
-    bool a1 = operand_fits(&a->type, a->stride, &axes->m, &by_a, &row, &col);
-    bool b1 = operand_fits(&b->type, b->stride, &by_a, &axes->n, &row, &col);
-    bool a2 = operand_fits(&a->type, a->stride, &axes->m, &by_b, &row, &col);
-    bool b2 = operand_fits(&b->type, b->stride, &by_b, &axes->n, &row, &col);
+    bool a1 = factor_fits(axes, &a->type, a->stride, &axes->m, &by_a, &row, &col);
+    bool b1 = factor_fits(axes, &b->type, b->stride, &axes->n, &by_a, &row, &col);
+    bool a2 = factor_fits(axes, &a->type, a->stride, &axes->m, &by_b, &row, &col);
+    bool b2 = factor_fits(axes, &b->type, b->stride, &axes->n, &by_b, &row, &col);
     bool second = a2 + b2 > a1 + b1;
     axes->k = second ? by_b : by_a;
     fits[0] = second ? a2 : a1;
@@ -189,8 +211,8 @@ static void choose_order(dot_axes *axes, const operand *a, const operand *b, boo
 static void fit_operands(lower_group *group, dot_axes *axes, operand *a, operand *b) {
     bool fits[2];
     choose_order(axes, a, b, fits);
-    if (!fits[0]) pack(group, 0, a, &axes->batch, &axes->m, &axes->k);
-    if (!fits[1]) pack(group, 1, b, &axes->batch, &axes->k, &axes->n);
+    if (!fits[0]) pack(group, 0, a, axes);
+    if (!fits[1]) pack(group, 1, b, axes);
 }
 
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
@@ -202,8 +224,7 @@ int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
     choose_order(&axes, &op[0], &op[1], fits);
     if (which >= 0) {
         if (fits[which]) return 0;
-        *order = pack_order(&op[which], &axes.batch, which ? &axes.k : &axes.m,
-                            which ? &axes.n : &axes.k);
+        *order = pack_order(&op[which], &axes, which ? &axes.n : &axes.m);
         return 1;
     }
     return !fits[0] + !fits[1];
@@ -249,8 +270,8 @@ void gemm_plan(lowering *l, lower_group *group) {
     c.type = *ml_graph_type(l->g, group->result);
     memcpy(c.stride, views_layout(l, group->result, &scratch)->stride, sizeof c.stride);
     if (!batch_loops(&axes.batch, all, gemm)) {
-        if (!group->packs[0]) pack(group, 0, &a, &axes.batch, &axes.m, &axes.k);
-        if (!group->packs[1]) pack(group, 1, &b, &axes.batch, &axes.k, &axes.n);
+        if (!group->packs[0]) pack(group, 0, &a, &axes);
+        if (!group->packs[1]) pack(group, 1, &b, &axes);
         if (!batch_loops(&axes.batch, all, gemm))
             ml_raise(ML_INVALID, "a dot over %d batch axes", axes.batch.count);
     }
@@ -260,9 +281,11 @@ void gemm_plan(lowering *l, lower_group *group) {
     gemm->a_dtype = (ml_dtype)a.type.dtype;
     gemm->b_dtype = (ml_dtype)b.type.dtype;
     gemm->c_dtype = (ml_dtype)c.type.dtype;
-    bool fits = operand_fits(&a.type, a.stride, &axes.m, &axes.k, &gemm->a_row, &gemm->a_col) &&
-                operand_fits(&b.type, b.stride, &axes.k, &axes.n, &gemm->b_row, &gemm->b_col) &&
-                operand_fits(&c.type, c.stride, &axes.m, &axes.n, &gemm->c_row, &gemm->c_col);
+    gemm->scaled = axes.scaled;
+    bool fits =
+        factor_fits(&axes, &a.type, a.stride, &axes.m, &axes.k, &gemm->a_row, &gemm->a_col) &&
+        factor_fits(&axes, &b.type, b.stride, &axes.n, &axes.k, &gemm->b_col, &gemm->b_row) &&
+        operand_fits(&c.type, c.stride, &axes.m, &axes.n, &gemm->c_row, &gemm->c_col);
     if (!fits) ml_raise(ML_INTERNAL, "lowering: a dot's operands cannot be laid out as matrices");
     group->gemm = gemm;
 }
@@ -397,7 +420,7 @@ void gemm_take_additions(lowering *l) {
 
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
-    uint32_t reads[3], write = views_value(l, group->result);
+    uint32_t reads[4], write = views_value(l, group->result);
     int read_count = 2;
     for (int i = 0; i < 2; i++)
         reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
@@ -410,9 +433,11 @@ void gemm_step(lowering *l, lower_group *group) {
         reads[read_count++] = views_value(l, group->addend);
         group->gemm->accumulate = true;
     }
+    const int addend = read_count - 1;
+    if (group->gemm->scaled) reads[read_count++] = views_value(l, ml_graph_source(l->g, n, 2));
     ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
     step->gemm = group->gemm;
     if (group->addend == 0) return;
     step->may_alias = ML_NEW(l->arena, uint64_t);
-    step->may_alias[0] = (uint64_t)1 << (read_count - 1);
+    step->may_alias[0] = (uint64_t)1 << addend;
 }

@@ -38,7 +38,8 @@ typedef struct {
 
 /* C[m,n] = A[m,k] B[k,n] (+ C), batched over up to 3 loops. Strides in elements; of each matrix's
  * two strides at least one is 1 (or its size is 1). f32 or f64 or bf16 in, f32/f64/bf16 out;
- * accumulates in f32 (f64). */
+ * accumulates in f32 (f64). Scaled: 8-bit floats in, contiguous along k, bf16 or f32 out; C = s A B
+ * (+ C), where the step's last read is s, in f32. */
 enum { ML_GEMM_BATCHES = 3 };
 typedef enum { ML_EPILOGUE_NONE, ML_EPILOGUE_BIAS } ml_epilogue;
 typedef struct {
@@ -47,7 +48,9 @@ typedef struct {
     int64_t a_row, a_col, b_row, b_col, c_row, c_col;
     int64_t a_batch[ML_GEMM_BATCHES], b_batch[ML_GEMM_BATCHES], c_batch[ML_GEMM_BATCHES];
     ml_dtype a_dtype, b_dtype, c_dtype;
-    bool accumulate;      /* adds to what C holds; a step's last read has that, laid out as C */
+    bool scaled;
+    bool accumulate;      /* adds to what C holds; a step's last read but the scale has that, laid
+                             out as C */
     ml_epilogue epilogue; /* BIAS: operand 2 is [n] and is added to every row */
 } ml_gemm;
 
@@ -118,8 +121,8 @@ typedef struct {
 } ml_loop_stacked;
 typedef struct {
     uint32_t input, output;
-    int initial, final, history; /* values; -1: zero, none, none */
-    int64_t bytes, offset[2];    /* in the workspace: two buffers in turn */
+    int initial, final, history;                       /* values; -1: zero, none, none */
+    int64_t bytes, offset[2];                          /* in the workspace: two buffers in turn */
     bool initial_copied, history_copied, final_copied; /* from and to these buffers, not in place */
 } ml_loop_carried;
 typedef struct {
@@ -221,6 +224,8 @@ void ml_template_recurrence(ml_schedule *s, ml_step *step); /* ml_recurrence_ele
 /* Where positions of a recurrence by elements compose, so that a scan of them is associative: the
  * algebra ("affine", "max-plus", "affine and max-plus"); NULL: they do not. */
 const char *ml_recurrence_algebra(const ml_graph *g, ml_ref n);
+/* Whether the target's library computes a scaled product of these sizes. */
+bool ml_scaled_product_library(const ml_target *target, const ml_graph *g, ml_ref dot);
 /* LINEAR_SCAN and LINEAR_SCAN_GRAD: of rank 0 with one decay a position; others. Whether a kernel
  * serves the node. */
 bool ml_linear_scan_kernel(const ml_target *target, const ml_graph *g, ml_ref n);

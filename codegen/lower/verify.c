@@ -112,11 +112,12 @@ static void verify_gemm(const verifier *v, const ml_step *step) {
     verify_matrix(v, step->values[1], g->k, g->n, g->b_row, g->b_col, g->batch, g->b_batch);
     verify_matrix(v, step->values[step->read_count], g->m, g->n, g->c_row, g->c_col, g->batch,
                   g->c_batch);
-    require(v, step->read_count == 2 + (g->epilogue == ML_EPILOGUE_BIAS) + g->accumulate,
+    require(v,
+            step->read_count == 2 + (g->epilogue == ML_EPILOGUE_BIAS) + g->accumulate + g->scaled,
             "a product's operands");
     if (g->accumulate)
-        verify_matrix(v, step->values[step->read_count - 1], g->m, g->n, g->c_row, g->c_col,
-                      g->batch, g->c_batch);
+        verify_matrix(v, step->values[step->read_count - 1 - g->scaled], g->m, g->n, g->c_row,
+                      g->c_col, g->batch, g->c_batch);
 }
 
 /* Contiguous in the type's order. */

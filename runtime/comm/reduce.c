@@ -65,6 +65,7 @@ REDUCER(reduce_bf16, uint16_t, float, load_bf16, store_bf16, ADD)
 REDUCER(reduce_f16, uint16_t, float, ml_from_f16, ml_to_f16, ADD)
 REDUCER(reduce_i8, int8_t, float, SAME, ml_to_i8, ADD)
 REDUCER(reduce_e4m3, uint8_t, float, ml_from_e4m3, ml_to_e4m3, ADD)
+REDUCER(reduce_e5m2, uint8_t, float, ml_from_e5m2, ml_to_e5m2, ADD)
 REDUCER(reduce_i32, int32_t, int32_t, SAME, SAME, ADD_INT)
 REDUCER(reduce_i64, int64_t, int64_t, SAME, SAME, ADD_INT)
 REDUCER(reduce_bool, uint8_t, uint8_t, SAME, SAME, OR)
@@ -78,6 +79,7 @@ void comm_reduce(ml_dtype dtype, ml_combine op, const void *const *sources, int 
     case ML_BF16: reduce_bf16(op, sources, count, from, elements, out); break;
     case ML_I8: reduce_i8(op, sources, count, from, elements, out); break;
     case ML_E4M3: reduce_e4m3(op, sources, count, from, elements, out); break;
+    case ML_E5M2: reduce_e5m2(op, sources, count, from, elements, out); break;
     case ML_I32: reduce_i32(op, sources, count, from, elements, out); break;
     case ML_I64: reduce_i64(op, sources, count, from, elements, out); break;
     case ML_BOOL:

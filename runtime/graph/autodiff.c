@@ -210,7 +210,9 @@ static void dot_operand_rule(tape *t, ml_ref n, ml_ref g, int operand) {
         ml_ref swap = left;
         left = right, right = swap;
     }
-    give(t, n, operand, ml_dot(G, left, right, axes, count, type.dtype));
+    ml_ref made = ml_dot(G, left, right, axes, count, type.dtype);
+    ml_graph_mark(G, made, ml_graph_node(G, n)->flags & ML_NODE_FP8);
+    give(t, n, operand, made);
 }
 
 static void dot_rule(tape *t, ml_ref n, ml_ref g) {

@@ -266,6 +266,14 @@ ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, m
     return ml_graph_add(g, ML_OP_DOT, (ml_ref[]){a, b}, 2, args, count, &(ml_type){.dtype = dtype});
 }
 
+ml_ref ml_scaled_dot(ml_graph *g, ml_ref a, ml_ref b, ml_ref scale, const ml_axis *axes, int count,
+                     ml_dtype dtype) {
+    int64_t args[ML_MAX_AXES];
+    copy_axes(axes, count, args);
+    return ml_graph_add(g, ML_OP_DOT, (ml_ref[]){a, b, scale}, 3, args, count,
+                        &(ml_type){.dtype = dtype});
+}
+
 ml_ref ml_out(ml_graph *g, ml_ref n, int output) {
     if (output == 0) return n;
     return ml_graph_add(g, ML_OP_OUT, &n, 1, (int64_t[]){output}, 1, NULL);

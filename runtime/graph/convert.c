@@ -85,6 +85,21 @@ uint8_t ml_to_e4m3(double value) {
     return (uint8_t)(sign + ((exponent + 6) << 3) + (int)mantissa - 8);
 }
 
+float ml_from_e5m2(uint8_t bits) {
+    return ml_from_f16((uint16_t)(bits << 8));
+}
+
+uint8_t ml_to_e5m2(double value) {
+    const uint8_t sign = signbit(value) ? 0x80 : 0;
+    const double size = fabs(value);
+    int exponent;
+    if (value != value) return sign | 0x7e;
+    if (size >= 61440) return sign | 0x7c;                               /* half way to 2^16 */
+    if (size < 0x1p-14) return sign | (uint8_t)nearbyint(size * 0x1p16); /* subnormal, or 2^-14 */
+    const double mantissa = nearbyint(frexp(size, &exponent) * 0x1p3);   /* 4 to 8 */
+    return (uint8_t)(sign + ((exponent + 14) << 2) + (int)mantissa - 4);
+}
+
 int8_t ml_to_i8(double value) {
     if (value != value) return 0;
     return (int8_t)nearbyint(value < -127 ? -127 : value > 127 ? 127 : value);
@@ -154,6 +169,7 @@ static void convert_floats(ml_dtype from, const void *source, ml_dtype to, void 
     if (from == ML_F64 && to == ML_F32) CONVERT(double, float, (float)a[i]);
     if (from == ML_I8 && to == ML_F32) CONVERT(int8_t, float, (float)a[i]);
     if (from == ML_E4M3 && to == ML_F32) CONVERT(uint8_t, float, ml_from_e4m3(a[i]));
+    if (from == ML_E5M2 && to == ML_F32) CONVERT(uint8_t, float, ml_from_e5m2(a[i]));
     bool weights = ml_dtypes[to].bytes == 1 || (ml_dtypes[from].bytes == 1 && to != ML_F32);
     for (int64_t i = 0; weights && i < count; i++)
         ml_set_element(to, target, i, ml_element(from, source, i));

@@ -16,6 +16,9 @@ uint16_t ml_to_f16(double value);
 /* OCP's E4M3: 4 bits of exponent, 3 of mantissa; no infinities: what is beyond 464 becomes NaN. */
 float ml_from_e4m3(uint8_t bits);
 uint8_t ml_to_e4m3(double value);
+/* E5M2: the upper half of binary16, with its infinities. */
+float ml_from_e5m2(uint8_t bits);
+uint8_t ml_to_e5m2(double value);
 int8_t ml_to_i8(double value); /* the nearest, ties to even, from -127 to 127; NaN is 0 */
 
 /* One element in host memory as a number, and back: integers wrap around, floats round. */

@@ -369,7 +369,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
     uint64_t hash = node_hash(node, sources, args);
     ml_ref found = find_same(g, hash, node, sources, args);
     if (found) { /* wanted in the forward pass as well: it is no longer of the backward one alone */
-        g->nodes.at[found].flags |= node->flags & ML_NODE_GRADIENT;
+        g->nodes.at[found].flags |= node->flags & (ML_NODE_GRADIENT | ML_NODE_FP8);
         if (!(node->flags & ML_NODE_BACKWARD))
             g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
         return found;
@@ -385,6 +385,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
     bool more = (in->op == ML_OP_RANDOM && in->source_count == 2) ||
+                (in->op == ML_OP_DOT && in->source_count == 3) ||
                 (in->op == ML_OP_RAGGED_DOT && in->source_count > info->sources);
     if (info->sources >= 0 && in->source_count != info->sources && !more)
         ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,

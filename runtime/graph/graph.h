@@ -18,6 +18,8 @@
  * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
  * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:
  * the global index of each element, i64, whose axes are the result's (before sharding, too).
+ * DOT may have a third source, a number in f32: a scaled product, that number times the sum of
+ * products of two floats of 8 bits, whose dtypes may differ; rounded to the node's own dtype.
  * CONST of an int dtype holds the integer itself. CONST always has no axes: BROADCAST adds them. */
 #ifndef ML_GRAPH_H
 #define ML_GRAPH_H
@@ -54,6 +56,8 @@ enum {
     ML_NODE_PROMPT = 16,  /* schedule early: before the next product or routine, never fused into a
                              later kernel. Shortens the live ranges of its operands, which are
                              large and have no later reader */
+    ML_NODE_FP8 = 32,     /* DOT: a product of a block, to be computed of operands of 8 bits
+                             (passes/scale_products.c) */
 };
 typedef struct {
     uint8_t op, flags;
@@ -80,6 +84,7 @@ typedef struct {
     ml_type type;
     ml_ref initial; /* in the session graph */
     ml_origin origin;
+    bool no_fp8;     /* its products keep the compute dtype with --dtype fp8 */
     uint64_t recipe; /* of ML_STATE_CACHE: a hash of what it is computed from, and how */
 } ml_state;
 typedef struct {
@@ -264,6 +269,8 @@ ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, con
 /* The cache with row index[j] along `axis` replaced by value[j] (ops.def: WRITE_ROWS). */
 ml_ref ml_write_rows(ml_graph *g, ml_ref cache, ml_ref index, ml_ref value, ml_axis axis);
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
+ml_ref ml_scaled_dot(ml_graph *g, ml_ref a, ml_ref b, ml_ref scale, const ml_axis *axes, int count,
+                     ml_dtype dtype);
 ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 
 /* Attention. Sources: q, k, v, places, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse,

@@ -99,6 +99,7 @@ static void print_node(const ml_graph *g, ml_ref n, ml_text *out) {
     print_args(g, n, out);
     if (node->flags & ML_NODE_FUNCTION) ml_text_add(out, " (function)");
     if (node->flags & ML_NODE_COPY) ml_text_add(out, " (copy)");
+    if (node->flags & ML_NODE_FP8) ml_text_add(out, " (fp8)");
     if (origin->file) ml_text_add(out, "   -- %s:%d", origin->file, origin->line);
     if (origin->file && origin->module[0]) ml_text_add(out, " %s", origin->module);
     if (node->flags & ML_NODE_BACKWARD) ml_text_add(out, " (backward)");

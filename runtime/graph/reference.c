@@ -233,7 +233,10 @@ static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
     case ML_OP_SORT:
     case ML_OP_TOP_K: along_axis(r, node, node, out); return;
     case ML_OP_OUT: output(r, node, out); return;
-    case ML_OP_DOT: reference_dot(a, b, args, n->arg_count, out); return;
+    case ML_OP_DOT:
+        reference_dot(a, b, n->source_count == 3 ? value_of(r, node, 2) : NULL, args, n->arg_count,
+                      out);
+        return;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
     case ML_OP_RECURRENCE:

@@ -75,8 +75,8 @@ void reference_cumsum(const reference_value *a, ml_axis axis, bool from_end, ref
 /* The first entries of a sorted along an axis, as many as out's axis holds; indices may be NULL. */
 void reference_sort(const reference_value *a, ml_axis axis, ml_axis out_axis, bool descending,
                     reference_value *values, reference_value *indices);
-void reference_dot(const reference_value *a, const reference_value *b, const int64_t *axes,
-                   int count, reference_value *out);
+void reference_dot(const reference_value *a, const reference_value *b, const reference_value *scale,
+                   /* NULL: 1 */ const int64_t *axes, int count, reference_value *out);
 void reference_gather(const reference_value *table, const reference_value *index, ml_axis axis,
                       reference_value *out);
 void reference_write_rows(const reference_value *cache, const reference_value *index,

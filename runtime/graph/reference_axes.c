@@ -189,8 +189,8 @@ void reference_sort(const reference_value *a, ml_axis axis, ml_axis out_axis, bo
     ml_free(order);
 }
 
-void reference_dot(const reference_value *a, const reference_value *b, const int64_t *axes,
-                   int count, reference_value *out) {
+void reference_dot(const reference_value *a, const reference_value *b, const reference_value *scale,
+                   const int64_t *axes, int count, reference_value *out) {
     bool is_float = reference_is_float(&out->type);
     ml_type summed = {.rank = (uint8_t)count};
     for (int i = 0; i < count; i++) {
@@ -217,7 +217,7 @@ void reference_dot(const reference_value *a, const reference_value *b, const int
         } while (reference_walk_step(&k));
         reference_cell *to = &out->cells[w.offset[2]];
         if (is_float)
-            to->number = sum_total(&number);
+            to->number = sum_total(&number) * (scale ? scale->cells[0].number : 1);
         else
             to->integer = (int64_t)integer;
     } while (reference_walk_step(&w));

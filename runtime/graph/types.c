@@ -416,10 +416,22 @@ static void check_reduced(const infer *in) {
     }
 }
 
+/* Of a scaled product, which only passes make. */
+static ml_dtype scaled_dtype(const infer *in) {
+    const ml_type *scale = infer_source(in, 2);
+    bool fits = scale->rank == 0 && scale->dtype == ML_F32 && in->given != NULL;
+    for (int i = 0; i < 2; i++) {
+        const ml_dtype dtype = infer_source(in, i)->dtype;
+        fits = fits && ml_is_narrow(dtype) && ml_dtypes[dtype].bytes == 1;
+    }
+    if (!fits) ml_raise(ML_INTERNAL, "a scaled product takes floats of 8 bits and a number in f32");
+    return in->given->dtype;
+}
+
 static void infer_dot(infer *in, ml_type *out) {
     check_reduced(in);
     for (int i = 0; i < 2; i++) infer_number_only(in, i);
-    ml_dtype dtype = infer_promote(in, 0, 2);
+    ml_dtype dtype = in->source_count == 3 ? scaled_dtype(in) : infer_promote(in, 0, 2);
     check_sizes(in, 0, 1, "contract",
                 "an axis that both have and that is not contracted pairs them element by element");
     sort_axes(in);

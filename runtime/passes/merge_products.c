@@ -48,7 +48,8 @@ typedef struct {
 
 typedef struct {
     rewrite *r;
-    bool *weight;      /* by node: a state, cast, moved and gathered */
+    bool *weight;      /* by node: a state, cast, moved and gathered; in 8 bits also scaled */
+    bool *derived;     /* by node: computed from states and numbers alone, elementwise */
     bool *gathered;    /* by node: a weight that was gathered on the way */
     ml_ref *user;      /* by node: its last user */
     uint8_t *products; /* by node: users that are products; at most 3 are counted */
@@ -110,6 +111,22 @@ static int free_axes(const state *s, ml_ref product, ml_axis *axes, int64_t *siz
     return count;
 }
 
+static bool is_scaled(const ml_type *type) {
+    return ml_dtypes[type->dtype].bytes == 1 && ml_is_narrow((ml_dtype)type->dtype);
+}
+
+/* Its sources precede it. */
+static bool is_derived(const state *s, ml_ref n) {
+    const ml_node *node = node_of(s, n);
+    ml_op_class op_class = ml_ops[node->op].op_class;
+    bool computes = op_class == ML_CLASS_MAP || op_class == ML_CLASS_REDUCE ||
+                    op_class == ML_CLASS_MOVE || op_class == ML_CLASS_COLLECTIVE;
+    bool derived = computes || node->op == ML_OP_STATE || node->op == ML_OP_CONST;
+    for (int i = 0; i < node->source_count; i++)
+        derived = derived && s->derived[ml_graph_source(s->r->from, n, i)];
+    return derived;
+}
+
 static void find_users(state *s) {
     for (int i = 0; i < s->r->roots->output_count; i++) s->whole[s->r->roots->outputs[i]] = true;
     for (int i = 0; i < s->r->roots->update_count; i++)
@@ -131,8 +148,11 @@ static void find_users(state *s) {
             else if (!strides)
                 s->whole[source] = true;
         }
+        s->derived[n] = is_derived(s, n);
         for (int i = 0; i < node->source_count; i++) {
-            s->weight[n] = s->weight[n] && s->weight[ml_graph_source(s->r->from, n, i)];
+            const ml_ref source = ml_graph_source(s->r->from, n, i);
+            s->weight[n] = s->weight[n] &&
+                           (s->weight[source] || (is_scaled(type_of(s, n)) && s->derived[source]));
             s->gathered[n] = s->gathered[n] || s->gathered[ml_graph_source(s->r->from, n, i)];
         }
         s->gathered[n] = s->gathered[n] && s->weight[n];
@@ -179,9 +199,10 @@ static uint64_t key_of(const state *s, ml_ref n) {
     return ml_hash(ml_graph_args(s->r->from, n), sizeof(int64_t) * node->arg_count, hash);
 }
 
-/* Of one op, and of the same groups where they are by groups. */
+/* Of one op, and of the same groups where they are by groups, by the same number where scaled. */
 static bool same_groups(const state *s, ml_ref a, ml_ref b) {
     if (node_of(s, a)->op != node_of(s, b)->op) return false;
+    if (node_of(s, a)->source_count != node_of(s, b)->source_count) return false;
     for (int i = 2; i < node_of(s, a)->source_count; i++)
         if (ml_graph_source(s->r->from, a, i) != ml_graph_source(s->r->from, b, i)) return false;
     const int64_t *x = ml_graph_args(s->r->from, a), *y = ml_graph_args(s->r->from, b);
@@ -297,7 +318,9 @@ static int position_in(const state *s, const group *g, ml_ref product) {
     for (int i = 0; i < g->count; i++) {
         ml_ref member = g->members[i];
         if (right_of(s, member) != weight) continue;
-        if (!same_groups(s, member, product)) return -1;
+        const bool dots =
+            node_of(s, member)->op == ML_OP_DOT && node_of(s, product)->op == ML_OP_DOT;
+        if (!dots && !same_groups(s, member, product)) return -1;
         ml_axis axes[ML_MAX_AXES];
         int64_t sizes[ML_MAX_AXES];
         int count = free_axes(s, member, axes, sizes);
@@ -332,6 +355,8 @@ static void try_sum(state *s, ml_ref n) {
             sum.rest[sum.rest_count++] = parts[i];
     }
     if (matched != g->count) return;
+    for (int i = 1; i < matched; i++)
+        if (!same_groups(s, sum.products[0], sum.products[i])) return;
     ml_dtype dtype = type_of(s, left_of(s, sum.products[0]))->dtype;
     for (int i = 0; i < matched; i++) {
         ml_ref gradient = left_of(s, sum.products[i]);
@@ -433,6 +458,7 @@ static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->derived = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->gathered = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->user = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->products = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
@@ -524,6 +550,10 @@ static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradien
 static ml_ref multiply(state *s, ml_ref like, ml_ref left, ml_ref right, const ml_axis *axes,
                        int count, ml_dtype dtype) {
     ml_graph *to = s->r->to;
+    if (node_of(s, like)->op == ML_OP_DOT && node_of(s, like)->source_count == 3) {
+        ml_ref scale = s->r->map[ml_graph_source(s->r->from, like, 2)];
+        return ml_scaled_dot(to, left, right, scale, axes, count, dtype);
+    }
     if (node_of(s, like)->op == ML_OP_DOT) return ml_dot(to, left, right, axes, count, dtype);
     ml_ref sources[4] = {left, right};
     for (int i = 2; i < 4; i++) sources[i] = s->r->map[ml_graph_source(s->r->from, like, i)];

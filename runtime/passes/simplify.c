@@ -160,9 +160,11 @@ static ml_ref narrow(rewrite *r, ml_ref node, ml_dtype dtype) {
     if (n->op != ML_OP_DOT || r->users[node] != 1) return 0;
     const ml_ref *old = ml_graph_sources(r->from, node);
     if (ml_graph_type(r->from, old[0])->dtype != dtype) return 0;
-    return simplify_make(r->context, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2,
-                         ml_graph_args(r->from, node), n->arg_count,
-                         &(ml_type){.dtype = (uint8_t)dtype});
+    ml_ref made = simplify_make(r->context, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]},
+                                2, ml_graph_args(r->from, node), n->arg_count,
+                                &(ml_type){.dtype = (uint8_t)dtype});
+    ml_graph_mark(r->to, made, n->flags & ML_NODE_FP8);
+    return made;
 }
 
 static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {

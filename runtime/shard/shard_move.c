@@ -105,7 +105,10 @@ static ml_ref exchanged_product(movement *m, int position) {
     uint8_t flags = node->flags & ML_NODE_GRADIENT;
     int count = node->arg_count;
     for (int i = 0; i < count; i++) reduced[i] = (ml_axis)ml_graph_args(g, m->node)[i];
-    ml_ref made = ml_dot(g, b, a, reduced, count, (ml_dtype)type.dtype);
+    const ml_dtype dtype = (ml_dtype)type.dtype;
+    ml_ref made = node->source_count == 3 ? ml_scaled_dot(g, b, a, ml_graph_source(g, m->node, 2),
+                                                          reduced, count, dtype)
+                                          : ml_dot(g, b, a, reduced, count, dtype);
     ml_graph_mark(g, made, flags);
     return made;
 }

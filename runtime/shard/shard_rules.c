@@ -342,7 +342,7 @@ static void propose_reduced(sharder *s, ml_ref n) {
     by_name(s, n, 0);
     for (int i = 0; i < ml_graph_node(s->from, n)->arg_count; i++) {
         ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[i];
-        int at[2] = {-1, -1};
+        int at[3] = {-1, -1, -1}; /* DOT may have a scale */
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
             at[k] = ml_type_find(source_type(s, n, k), axis);
         cut(s, n, axis, at, -1, combine_of(op));

@@ -2,6 +2,7 @@
  * refuses: shapes that disagree, leading dimensions that are too small. */
 #include <cublasLt.h>
 
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ typedef struct {
     cublasLtEpilogue_t epilogue;
     cudaDataType bias_type;
     const void *bias;
+    const float *scale_a;
 } operation;
 typedef struct {
     operation op;
@@ -28,11 +30,24 @@ typedef struct {
     double alpha, beta;
 } product;
 
+/* E4M3 where `digits` is 3, E5M2 where it is 2. */
+static double small_float(unsigned bits, int digits) {
+    const int exponent = (int)(bits >> digits & ((0x80u >> digits) - 1)),
+              bias = digits == 3 ? 7 : 15;
+    const double fraction = (double)(bits & ((1u << digits) - 1)) / (1 << digits);
+    const int top = digits == 3 ? (bits & 0x7f) == 0x7f : exponent == 31;
+    double value = exponent ? ldexp(1 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
+    if (top) value = digits == 2 && fraction == 0 ? INFINITY : NAN;
+    return bits & 0x80 ? -value : value;
+}
+
 static double get(const void *memory, cudaDataType type, int64_t i) {
     uint32_t bits;
     float value;
     if (type == CUDA_R_64F) return ((const double *)memory)[i];
     if (type == CUDA_R_32F) return (double)((const float *)memory)[i];
+    if (type == CUDA_R_8F_E4M3) return small_float(((const uint8_t *)memory)[i], 3);
+    if (type == CUDA_R_8F_E5M2) return small_float(((const uint8_t *)memory)[i], 2);
     bits = (uint32_t)((const uint16_t *)memory)[i] << 16;
     memcpy(&value, &bits, sizeof value);
     return (double)value;
@@ -68,7 +83,7 @@ static int multiply(void *data) {
                 for (int64_t k = 0; k < depth; k++)
                     sum += element(p->a_memory, &p->a, p->op.a_form, batch, row, k) *
                            element(p->b_memory, &p->b, p->op.b_form, batch, k, column);
-                sum *= p->alpha;
+                sum *= p->alpha * (p->op.scale_a ? (double)*p->op.scale_a : 1);
                 if (p->beta != 0) sum += p->beta * get(p->d_memory, p->d.type, at);
                 if (p->op.epilogue == CUBLASLT_EPILOGUE_BIAS)
                     sum += get(p->op.bias, p->op.bias_type, row);
@@ -114,6 +129,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_EPILOGUE: memcpy(&op->epilogue, value, bytes); break;
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: memcpy(&op->bias_type, value, bytes); break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: memcpy(&op->bias, value, bytes); break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: memcpy(&op->scale_a, value, bytes); break;
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: break;
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -156,13 +173,25 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static int is_small(cudaDataType type) {
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+/* Of 8 bits: both along k, rows at multiples of 16 bytes, not both E5M2. */
+static int types_agree(const operation *op, const layout *a, const layout *b) {
+    if (!is_small(a->type)) return a->type == b->type;
+    return is_small(b->type) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3) &&
+           op->a_form == CUBLAS_OP_T && op->b_form == CUBLAS_OP_N && a->distance % 16 == 0 &&
+           b->distance % 16 == 0;
+}
+
 static int agree(const operation *op, const layout *a, const layout *b, const layout *d) {
     int64_t m = op->a_form == CUBLAS_OP_N ? a->rows : a->columns;
     int64_t k = op->a_form == CUBLAS_OP_N ? a->columns : a->rows;
     int64_t k2 = op->b_form == CUBLAS_OP_N ? b->rows : b->columns;
     int64_t n = op->b_form == CUBLAS_OP_N ? b->columns : b->rows;
     return m == d->rows && n == d->columns && k == k2 && a->batch == d->batch &&
-           b->batch == d->batch && a->type == b->type;
+           b->batch == d->batch && types_agree(op, a, b);
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,

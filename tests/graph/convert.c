@@ -61,6 +61,34 @@ TEST(graph, narrow_floats_are_rounded_once) {
     CHECK_EQ_INT(count_wrong(ml_to_f16, 5, 10), 0);
 }
 
+/* Of 8 bits: each number, and what lies below, at and above the middle to the next. */
+static int count_wrong_8(ml_dtype dtype, unsigned largest, double beyond) {
+    int wrong = 0;
+    for (unsigned bits = 0; bits <= largest; bits++) {
+        const uint8_t code[2] = {(uint8_t)bits, (uint8_t)(bits + 1)};
+        const double low = ml_element(dtype, code, 0);
+        const double high = bits == largest ? beyond : ml_element(dtype, code, 1);
+        const double middle = low + (high - low) / 2;
+        const double near[4] = {low, nextafter(middle, 0), middle, nextafter(middle, INFINITY)};
+        const unsigned expected[4] = {bits, bits, bits & 1 ? bits + 1 : bits, bits + 1};
+        for (int i = 0; i < 8; i++) {
+            uint8_t to;
+            ml_set_element(dtype, &to, 0, i < 4 ? near[i] : -near[i - 4]);
+            wrong += to != (expected[i % 4] | (i < 4 ? 0 : 0x80));
+        }
+    }
+    return wrong;
+}
+
+TEST(graph, floats_of_8_bits_are_rounded_once) {
+    CHECK_EQ_INT(count_wrong_8(ML_E4M3, 0x7e, 480), 0); /* what follows 448 is no number */
+    CHECK_EQ_INT(count_wrong_8(ML_E5M2, 0x7b, 65536), 0);
+    for (unsigned bits = 0; bits < 0x7c; bits++)
+        CHECK(same((double)ml_from_e5m2((uint8_t)bits), defined(bits, 5, 2)));
+    CHECK(isnan(ml_from_e4m3(ml_to_e4m3(INFINITY))) && isinf(ml_from_e5m2(ml_to_e5m2(1e30))));
+    CHECK(isnan(ml_from_e5m2(ml_to_e5m2(NAN))));
+}
+
 /* Of f32, by the loop over arrays: of all that lie near an f16 or between two. */
 TEST(graph, f16_of_arrays_is_that_of_numbers) {
     enum { NEAR = 5 };

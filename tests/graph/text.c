@@ -174,7 +174,7 @@ static ml_ref add_node(reader *r, const parts *p) {
                         p->dtype < 0 ? NULL : &type);
 }
 
-/* "file.lua:3 blocks.1 (backward) (copy)" */
+/* "file.lua:3 blocks.1 (backward) (copy) (fp8)" */
 static void set_origin(const reader *r, const parts *p) {
     char file[NAME] = "", module[NAME] = "";
     int line = 0;
@@ -184,7 +184,8 @@ static void set_origin(const reader *r, const parts *p) {
     origin.module = ml_arena_copy(r->f->arena, module, strlen(module));
     ml_graph_set_origin(r->f->g, &origin);
     ml_graph_set_flags(r->f->g, (strstr(p->remark, "(backward)") ? ML_NODE_BACKWARD : 0) |
-                                    (strstr(p->remark, "(copy)") ? ML_NODE_COPY : 0));
+                                    (strstr(p->remark, "(copy)") ? ML_NODE_COPY : 0) |
+                                    (strstr(p->remark, "(fp8)") ? ML_NODE_FP8 : 0));
 }
 
 /* "output 0 = %3", "state 0 w = %4" */

@@ -46,6 +46,12 @@ static ml_graph *half_batch_overlap(const ml_graph *from, ml_roots *roots) {
     const ml_type *type = &ml_graph_input(from, 0)->type;
     return ml_half_batches(from, roots, type->axis[0], type->size[0]);
 }
+static bool serves_f32_results(const void *context, const ml_graph *g, ml_ref n) {
+    return context == NULL && ml_graph_type(g, n)->dtype == ML_F32;
+}
+static ml_graph *widen_scaled_products(const ml_graph *from, ml_roots *roots) {
+    return ml_widen_scaled_products(from, roots, serves_f32_results, NULL);
+}
 static ml_graph *reuse_concat_slices(const ml_graph *from, ml_roots *roots) {
     static const int level[SUPPORT_INPUTS];
     return ml_reuse_concat_slices(from, roots, level);
@@ -130,6 +136,8 @@ static const action actions[] = {
     {"decompose_conv", .pass = ml_decompose_conv},
     {"decompose_attention", .pass = decompose},
     {"merge_products", .pass = ml_merge_products},
+    {"scale_products", .pass = ml_scale_products, .tolerance = 1e-5},
+    {"widen_scaled_products", .pass = widen_scaled_products},
     {"propagate_layout", .pass = ml_propagate_layout},
     {"half_batch_overlap", .pass = half_batch_overlap},
     {"chunk_logits", .pass = chunk_logits},

@@ -474,6 +474,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     if (!vm) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
     vm->options = options;
     vm->compute_dtype = options->dtype;
+    vm->fp8 = options->fp8;
     vm->module = "";
     vm->arena = ml_arena_new();
     if (!vm->arena) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");

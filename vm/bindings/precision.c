@@ -81,6 +81,93 @@ ml_ref precision_product(lua_State *L, vm_node *node, int operands) {
     return vm_add(L, node);
 }
 
+/* ---- Products in 8 bits ---------------------------------------------------------------------- */
+
+enum {
+    FP8_UNIT = 16, /* what tensor cores' products of 8 bits divide sizes by */
+    FP8_LEAST = 64 /* sizes below which rounding costs more than it saves */
+};
+
+/* The parameter that n is, cast and moved; or NULL. */
+static const ml_state *parameter_of(const ml_graph *g, ml_ref n) {
+    for (;;) {
+        const ml_node *node = ml_graph_node(g, n);
+        if (node->op == ML_OP_STATE) break;
+        const bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        if (node->source_count != 1 || !moves) return NULL;
+        n = ml_graph_source(g, n, 0);
+    }
+    const ml_state *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0]);
+    return state->kind == ML_STATE_PARAMETER ? state : NULL;
+}
+
+/* "blocks.3.wq": in an item of a list, as m.stack makes them. */
+static bool in_block(const char *name) {
+    for (const char *at = name; at && (at = strchr(at, '.')) != NULL; at++) {
+        const size_t digits = strspn(at + 1, "0123456789");
+        if (digits > 0 && at[1 + digits] == '.') return true;
+    }
+    return false;
+}
+
+/* The sizes of a weight that a product sums over, and of the others. */
+static void weight_sizes(const ml_graph *g, ml_ref product, ml_ref weight, int64_t size[2]) {
+    const ml_type *type = ml_graph_type(g, weight), *result = ml_graph_type(g, product);
+    size[0] = size[1] = 1;
+    for (int i = 0; i < type->rank; i++)
+        size[ml_type_find(result, type->axis[i]) >= 0] *= type->size[i];
+}
+
+static void check_fp8(lua_State *L, ml_ref product, const ml_state *parameter,
+                      const int64_t size[2]) {
+    const ml_target *target = vm_target(L);
+    const ml_ref sources[2] = {ml_graph_source(vm_of(L)->graph, product, 0),
+                               ml_graph_source(vm_of(L)->graph, product, 1)};
+    if (target->kind == ML_TARGET_CUDA && target->arch < 89)
+        vm_fail(
+            L, "--dtype bf16",
+            "--dtype fp8 needs a GPU of compute capability 8.9 or more, and this is one of %d.%d",
+            target->arch / 10, target->arch % 10);
+    for (int i = 0; i < 2; i++)
+        if (size[i] % FP8_UNIT != 0)
+            vm_fail_with(L, sources, 2,
+                         "m.param{..., fp8 = false} or fp8_except=NAME keeps a parameter's "
+                         "products in bf16",
+                         "--dtype fp8 needs sizes that %d divides, and this product with %s %s "
+                         "%lld",
+                         FP8_UNIT, parameter->name, i ? "has a result of" : "sums over",
+                         (long long)size[i]);
+}
+
+typedef struct {
+    ml_graph *graph;
+    ml_ref node;
+} marking;
+
+static void mark_fp8(void *argument) {
+    const marking *m = argument;
+    ml_graph_mark(m->graph, m->node, ML_NODE_FP8);
+}
+
+void precision_mark_fp8(lua_State *L, ml_ref product) {
+    ml_vm *vm = vm_of(L);
+    const ml_graph *g = vm->graph;
+    if (!vm->fp8 || vm->exact || ml_graph_node(g, product)->op != ML_OP_DOT) return;
+    const ml_ref sources[2] = {ml_graph_source(g, product, 0), ml_graph_source(g, product, 1)};
+    const ml_state *parameters[2] = {parameter_of(g, sources[0]), parameter_of(g, sources[1])};
+    const int which = parameters[0] == NULL;
+    const ml_state *parameter = parameters[which];
+    if (parameter == NULL || parameters[1 - which] != NULL) return;
+    if (parameter->no_fp8 || !in_block(parameter->name)) return;
+    for (int i = 0; i < 2; i++)
+        if (ml_graph_type(g, sources[i])->dtype != ML_BF16) return;
+    int64_t size[2];
+    weight_sizes(g, product, sources[which], size);
+    if (size[0] < FP8_LEAST || size[1] < FP8_LEAST) return;
+    check_fp8(L, product, parameter, size);
+    vm_protect(L, mark_fp8, &(marking){vm->graph, product});
+}
+
 static bool called_by_script(lua_State *L) {
     lua_Debug frame;
     if (!lua_getstack(L, 1, &frame)) return false;

@@ -17,6 +17,9 @@
 
 #include "vm/vm.h"
 
+/* With --dtype fp8: mark a DOT of bf16 with a parameter of a block for the compiler. Its sizes must
+ * be what 8-bit products take. */
+void precision_mark_fp8(lua_State *L, ml_ref product);
 /* Add a product whose first `operands` sources are multiplied. */
 ml_ref precision_product(lua_State *L, vm_node *node, int operands);
 /* Cast them in place as a product would; false where nothing changes. */

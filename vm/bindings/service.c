@@ -242,11 +242,14 @@ ml_dtype vm_compute_dtype(lua_State *L) {
 
 static int core_compute_dtype(lua_State *L) {
     if (!lua_isnoneornil(L, 1)) {
-        ml_dtype dtype = vm_dtype(L, 1, -1);
+        const char *name = lua_tostring(L, 1);
+        const bool fp8 = name != NULL && strcmp(name, "fp8") == 0;
+        ml_dtype dtype = fp8 ? ML_BF16 : vm_dtype(L, 1, -1);
         if (ml_dtypes[dtype].kind != ML_KIND_FLOAT || ml_dtypes[dtype].bytes == 1)
-            vm_fail(L, "bf16, f16, f32 or f64", "the compute dtype must be a float, not %s",
+            vm_fail(L, "bf16, fp8, f16, f32 or f64", "the compute dtype must be a float, not %s",
                     ml_dtypes[dtype].name);
         vm_of(L)->compute_dtype = dtype;
+        vm_of(L)->fp8 = fp8;
     }
     lua_pushstring(L, ml_dtypes[vm_compute_dtype(L)].name);
     return 1;

@@ -163,6 +163,11 @@ static uint32_t self(lua_State *L) {
     return vm_state(L, 1, "self");
 }
 
+static int state_keep_wide(lua_State *L) {
+    ml_graph_state(vm_of(L)->graph, self(L))->no_fp8 = true;
+    return 0;
+}
+
 static int state_read(lua_State *L) {
     return vm_push_tensor(L, vm_state_node(L, self(L)));
 }
@@ -439,6 +444,8 @@ static const vm_entry functions[] = {
     {0}};
 static const vm_entry methods[] = {
     {"read", state_read, "-> Tensor", "the value at the start of the step, in the stored dtype"},
+    {"keep_wide", state_keep_wide, "",
+     "keep its products in the compute dtype with --dtype fp8, as fp8 = false of m.param does"},
     {"assign", state_assign, "value: Tensor|number", "the value from the end of the step on"},
     {"name", state_name, "-> string?", "the name: the key of checkpoints and randomness"},
     {"set_name", state_set_name, "name: string", "name the state; names are unique"},

@@ -331,6 +331,7 @@ static int tensor_dot(lua_State *L) {
         vm_fail_with(L, sources, 2, push_shared_help(L, sources),
                      "dot needs the axes that it sums over");
     ml_ref product = precision_product(L, &node, 2);
+    precision_mark_fp8(L, product);
     vm_hint_scores(L, product);
     return vm_push_tensor(L, product);
 }

@@ -70,11 +70,13 @@ static int parse_layout(vm_options *options, char *text) {
 static int parse_dtype(vm_options *options, char *text) {
     if (options->task && strcmp(options->task, "export") == 0)
         return options->file_dtype = text, EXIT_OK;
+    options->fp8 = strcmp(text, "fp8") == 0;
+    if (options->fp8) return options->dtype = ML_BF16, EXIT_OK;
     for (int i = 0; i < ML_DTYPE_COUNT; i++)
         if (ml_dtypes[i].kind == ML_KIND_FLOAT && ml_dtypes[i].bytes > 1 &&
             strcmp(ml_dtypes[i].name, text) == 0)
             return options->dtype = i, EXIT_OK;
-    return usage_error("--dtype takes bf16, f16, f32 or f64, not \"%s\"", text);
+    return usage_error("--dtype takes bf16, fp8, f16, f32 or f64, not \"%s\"", text);
 }
 
 static int parse_device(vm_options *options, char *name) {
@@ -163,8 +165,8 @@ static const option option_table[] = {
      "h200, ..."},
     {"--dtype", "NAME", OWN(parse_dtype),
      FOR_SCRIPTS | FOR_WATCH | FOR_TUNE | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
-     "in which forward functions compute: bf16, f16 (with a scaled loss), f32 or f64; default: "
-     "bf16 on a GPU, f32 on a CPU"},
+     "in which forward functions compute: bf16, fp8 (bf16, but products of blocks), f16 (with a "
+     "scaled loss), f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
     {"--json", NULL, FLAG(json),
      FOR_RUN | FOR_CHECK | FOR_TUNE | FOR_GENERATE | FOR_SHOW | FOR_TOKENIZE,
      "one JSON object a step, or the report as one, alone on standard output"},

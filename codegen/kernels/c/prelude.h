@@ -9,6 +9,7 @@ typedef unsigned short ml_bf16;
 typedef unsigned short ml_f16;
 typedef signed char ml_i8;
 typedef unsigned char ml_e4m3;
+typedef unsigned char ml_e5m2;
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static inline __attribute__((always_inline, unused))
@@ -66,8 +67,9 @@ ML_INLINE ml_f16 ml_store_f16(float x) {
 }
 ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
 
-/* Weights of 8 bits. Whole numbers: to the nearest by adding 3 * 2^22, NaN is 0. E4M3 as f16 above;
- * the least subnormal is the last bit of 2^14, what is beyond 464 becomes NaN. */
+/* 8 bits. Whole numbers: to the nearest by adding 3 * 2^22, NaN is 0. E4M3 and E5M2 as f16 above;
+ * the least subnormal is the last bit of 2^14 and of 2^7, what is beyond 464 becomes NaN in E4M3.
+ */
 ML_INLINE float ml_load_i8(ml_i8 q) { return (float)q; }
 ML_INLINE float ml_round_i8(float x) {
     float low = x > -127.0f ? x : x == x ? -127.0f : 0.0f, y = low < 127.0f ? low : 127.0f;
@@ -87,6 +89,16 @@ ML_INLINE ml_e4m3 ml_store_e4m3(float x) {
     return (ml_e4m3)(sign | (size > 0x43e80000u ? 0x7fu : q));
 }
 ML_INLINE float ml_round_e4m3(float x) { return ml_load_e4m3(ml_store_e4m3(x)); }
+ML_INLINE float ml_load_e5m2(ml_e5m2 q) { return ml_load_f16((ml_f16)(q << 8)); }
+ML_INLINE ml_e5m2 ml_store_e5m2(float x) {
+    unsigned u = ml_bits_f32(x), size = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+    unsigned small = ml_bits_f32(ml_from_bits_f32(size) + 128.0f) - 0x43000000u;
+    unsigned normal = (size - (112u << 23) + 0xfffffu + (size >> 21 & 1u)) >> 21;
+    unsigned q = size < 0x38800000u ? small : normal;
+    q = size >= 0x47700000u ? 0x7cu : q;
+    return (ml_e5m2)(sign | (size > 0x7f800000u ? 0x7eu : q));
+}
+ML_INLINE float ml_round_e5m2(float x) { return ml_load_e5m2(ml_store_e5m2(x)); }
 
 /* exp: 2^n e^r with |r| <= ln2/2; results below 2^-126 are 0 */
 ML_INLINE float ml_exp_f32(float x) {
@@ -213,9 +225,9 @@ ML_TRUNCATE(ml_i64_of_f64, double, ml_i64, 0x1p63, 0x7fffffffffffffffll)
     ML_VECTOR(type, ml_v16_##suffix, 16)                                                           \
     ML_VECTOR(type, ml_v8_##suffix, 8)                                                             \
     ML_VECTOR(type, ml_v4_##suffix, 4)                                                             \
-    ML_VECTOR(type, ml_v2_##suffix, 2) ML_VECTOR(mask, ml_m16_##suffix, 16)                        \
-        ML_VECTOR(mask, ml_m8_##suffix, 8) ML_VECTOR(mask, ml_m4_##suffix, 4)                      \
-            ML_VECTOR(mask, ml_m2_##suffix, 2)
+    ML_VECTOR(type, ml_v2_##suffix, 2)                                                             \
+    ML_VECTOR(mask, ml_m16_##suffix, 16) ML_VECTOR(mask, ml_m8_##suffix, 8)                        \
+        ML_VECTOR(mask, ml_m4_##suffix, 4) ML_VECTOR(mask, ml_m2_##suffix, 2)
 ML_VECTORS(float, int, f32)
 ML_VECTORS(double, ml_i64, f64)
 ML_VECTORS(int, int, i32)

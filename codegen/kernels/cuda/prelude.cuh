@@ -16,6 +16,9 @@ struct ml_i8 {
 struct ml_e4m3 {
     unsigned char bits;
 };
+struct ml_e5m2 {
+    unsigned char bits;
+};
 typedef long long ml_i64;
 typedef unsigned long long ml_u64;
 #define ML_INLINE static __device__ __forceinline__
@@ -56,7 +59,7 @@ ML_INLINE ml_f16 ml_store_f16(float x) {
 }
 ML_INLINE float ml_round_f16(float x) { return ml_load_f16(ml_store_f16(x)); }
 
-/* Weights of 8 bits, as in the prelude of C kernels. */
+/* 8 bits, as in the prelude of C kernels. */
 ML_INLINE float ml_load_i8(ml_i8 q) { return (float)q.bits; }
 ML_INLINE float ml_round_i8(float x) {
     float low = x > -127.0f ? x : x == x ? -127.0f : 0.0f, y = low < 127.0f ? low : 127.0f;
@@ -84,6 +87,23 @@ ML_INLINE ml_e4m3 ml_store_e4m3(float x) {
     return q;
 }
 ML_INLINE float ml_round_e4m3(float x) { return ml_load_e4m3(ml_store_e4m3(x)); }
+ML_INLINE float ml_load_e5m2(ml_e5m2 q) {
+    ml_f16 h;
+    h.bits = (unsigned short)(q.bits << 8);
+    return ml_load_f16(h);
+}
+ML_INLINE ml_e5m2 ml_store_e5m2(float x) {
+    unsigned u = __float_as_uint(x), size = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+    unsigned small = __float_as_uint(__uint_as_float(size) + 128.0f) - 0x43000000u;
+    unsigned normal = (size - (112u << 23) + 0xfffffu + (size >> 21 & 1u)) >> 21;
+    ml_e5m2 q;
+    q.bits = (unsigned char)(sign | (size > 0x7f800000u    ? 0x7eu
+                                     : size >= 0x47700000u ? 0x7cu
+                                     : size < 0x38800000u  ? small
+                                                           : normal));
+    return q;
+}
+ML_INLINE float ml_round_e5m2(float x) { return ml_load_e5m2(ml_store_e5m2(x)); }
 
 /* Kernels that write no elements but bf16 use the quick functions: errors of about 1e-6 (2e-6 for
  * exp of arguments around 20), a thousandth of what rounding to bf16 loses. */
@@ -197,6 +217,9 @@ template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_i8, N> &q, int k) {
 template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_e4m3, N> &q, int k) {
     return ml_load_e4m3(q.e[k]);
 }
+template <int N> ML_INLINE float ml_unpack(const ml_pack<ml_e5m2, N> &q, int k) {
+    return ml_load_e5m2(q.e[k]);
+}
 ML_INLINE unsigned ml_max_bf16x2(unsigned a, unsigned b) {
     unsigned r;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -279,7 +302,24 @@ ML_INLINE void ml_round_two(ml_pack<ml_i8, 2> &q, const float *v) {
     q.e[0] = ml_store_i8(v[0]), q.e[1] = ml_store_i8(v[1]);
 }
 ML_INLINE void ml_round_two(ml_pack<ml_e4m3, 2> &q, const float *v) {
+#if __CUDA_ARCH__ >= 890
+    unsigned short two; /* by one instruction, which saturates */
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(v[1]), "f"(v[0]));
+    q.e[0].bits = (unsigned char)(fabsf(v[0]) > 464.0f ? 0x7fu | (two & 0x80u) : two & 0xffu);
+    q.e[1].bits = (unsigned char)(fabsf(v[1]) > 464.0f ? 0x7fu | (two >> 8 & 0x80u) : two >> 8);
+#else
     q.e[0] = ml_store_e4m3(v[0]), q.e[1] = ml_store_e4m3(v[1]);
+#endif
+}
+ML_INLINE void ml_round_two(ml_pack<ml_e5m2, 2> &q, const float *v) {
+#if __CUDA_ARCH__ >= 890
+    unsigned short two;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(v[1]), "f"(v[0]));
+    q.e[0].bits = (unsigned char)(fabsf(v[0]) >= 61440.0f ? 0x7cu | (two & 0x80u) : two & 0xffu);
+    q.e[1].bits = (unsigned char)(fabsf(v[1]) >= 61440.0f ? 0x7cu | (two >> 8 & 0x80u) : two >> 8);
+#else
+    q.e[0] = ml_store_e5m2(v[0]), q.e[1] = ml_store_e5m2(v[1]);
+#endif
 }
 template <typename T, int N> ML_INLINE ml_pack<T, N> ml_round_pack(const float *v) {
     ml_pack<T, N> q;

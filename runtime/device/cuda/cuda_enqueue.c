@@ -6,11 +6,12 @@
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda/cuda_internal.h"
 
-void cuda_gemm_operands(const cuda_step *step, void *operands[4]) {
+void cuda_gemm_operands(const cuda_step *step, void *operands[CUDA_GEMM_OPERANDS]) {
     operands[0] = step->pointers[0];
     operands[1] = step->pointers[1];
     operands[2] = step->pointers[step->step->read_count];
     operands[3] = step->step->gemm->epilogue == ML_EPILOGUE_BIAS ? step->pointers[2] : NULL;
+    operands[4] = step->step->gemm->scaled ? step->pointers[step->step->read_count - 1] : NULL;
 }
 
 void cuda_graph_forget(ml_executable *e) {
@@ -52,11 +53,11 @@ static ml_status copy_operand(ml_executable *e, const cuda_step *step, int from,
 ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     cuda_doing(step->what);
     if (step->gemm) {
-        void *operands[4];
-        int reads = step->step->read_count;
+        void *operands[CUDA_GEMM_OPERANDS];
+        int reads = step->step->read_count, addend = reads - 1 - step->step->gemm->scaled;
         cuda_gemm_operands(step, operands);
         if (step->step->gemm->accumulate) /* mostly it is there already */
-            ML_TRY(copy_operand(e, step, reads - 1, reads));
+            ML_TRY(copy_operand(e, step, addend, reads));
         return cuda_gemm_run(e->device, step->gemm, operands);
     }
     if (step->attention) return cuda_attention_run(e->device, step->attention);

@@ -386,7 +386,7 @@ static bool is_temporary(const ml_executable *e, uint32_t value) {
 
 static ml_status tune_gemm(ml_executable *e, const cuda_step *step) {
     const uint32_t *values = step->step->values;
-    void *operands[4];
+    void *operands[CUDA_GEMM_OPERANDS];
     bool scratch[3] = {is_temporary(e, values[0]), is_temporary(e, values[1]),
                        is_temporary(e, values[step->step->read_count])};
     cuda_gemm_operands(step, operands);

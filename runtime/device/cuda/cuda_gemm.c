@@ -206,6 +206,12 @@ static ml_status make_operation(cuda_gemm_library *library, cuda_gemm *gemm,
            &x, sizeof x);
     LT_TRY(library, cublasLtMatmulDescSetAttribute, gemm->operation, CUBLASLT_MATMUL_DESC_TRANSB,
            &y, sizeof y);
+    /* Hopper adds up 8-bit floats in fewer bits than f32 has. Gradients are promoted to f32 every
+     * 128 of k. */
+    const int8_t fast = g->a_dtype == ML_E4M3 && g->b_dtype == ML_E4M3;
+    if (g->scaled)
+        LT_TRY(library, cublasLtMatmulDescSetAttribute, gemm->operation,
+               CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
     if (g->epilogue != ML_EPILOGUE_BIAS) return ML_OK;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     cudaDataType_t type = data_type(g->c_dtype);
@@ -223,9 +229,11 @@ static ml_status make_operation(cuda_gemm_library *library, cuda_gemm *gemm,
 static ml_status make_gemm(cuda_gemm_library *library, cuda_gemm *gemm) {
     const ml_gemm *g = &gemm->shape.gemm;
     bool transposed[2];
+    const bool scaled = g->scaled && (g->c_dtype == ML_BF16 || g->c_dtype == ML_F32);
     bool supported =
-        g->a_dtype == g->b_dtype &&
-        (g->a_dtype == g->c_dtype || (ml_is_narrow(g->a_dtype) && g->c_dtype == ML_F32));
+        scaled ||
+        (g->a_dtype == g->b_dtype &&
+         (g->a_dtype == g->c_dtype || (ml_is_narrow(g->a_dtype) && g->c_dtype == ML_F32)));
     if (!supported)
         return ml_fail(ML_INTERNAL, "cuBLASLt has no product of %s and %s into %s, wanted at %s",
                        ml_dtypes[g->a_dtype].name, ml_dtypes[g->b_dtype].name,
@@ -259,7 +267,7 @@ static bool same_shape(const cuda_gemm_shape *p, const cuda_gemm_shape *q) {
     const ml_gemm *a = &p->gemm, *b = &q->gemm;
     return memcmp(a, b, offsetof(ml_gemm, a_dtype)) == 0 && a->a_dtype == b->a_dtype &&
            a->b_dtype == b->b_dtype && a->c_dtype == b->c_dtype && a->accumulate == b->accumulate &&
-           a->epilogue == b->epilogue &&
+           a->epilogue == b->epilogue && a->scaled == b->scaled &&
            memcmp(p->alignment, q->alignment, sizeof p->alignment) == 0;
 }
 
@@ -281,9 +289,11 @@ ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda
 const char *gemm_describe(const cuda_gemm *gemm, char *out, int size) {
     const ml_gemm *g = &gemm->shape.gemm;
     int64_t batch = g->batch[0] * g->batch[1] * g->batch[2];
-    snprintf(out, (size_t)size, "%lld x %lld x %lld (m, n, k) x %lld %s -> %s%s%s", (long long)g->m,
-             (long long)g->n, (long long)g->k, (long long)batch, ml_dtypes[g->a_dtype].name,
-             ml_dtypes[g->c_dtype].name, g->accumulate ? " accumulated" : "",
+    snprintf(out, (size_t)size, "%lld x %lld x %lld (m, n, k) x %lld %s%s%s -> %s%s%s",
+             (long long)g->m, (long long)g->n, (long long)g->k, (long long)batch,
+             ml_dtypes[g->a_dtype].name, g->a_dtype == g->b_dtype ? "" : " by ",
+             g->a_dtype == g->b_dtype ? "" : ml_dtypes[g->b_dtype].name, ml_dtypes[g->c_dtype].name,
+             g->accumulate ? " accumulated" : "",
              g->epilogue == ML_EPILOGUE_BIAS ? " with bias" : "");
     return out;
 }
@@ -324,15 +334,24 @@ static ml_status run_empty(cuda_device *device, const cuda_gemm *gemm, char *c) 
     return ML_OK;
 }
 
+ml_status gemm_point(const cuda_gemm_library *library, const cuda_gemm *gemm,
+                     void *const *operands) {
+    if (operands[3])
+        LT_TRY(library, cublasLtMatmulDescSetAttribute, gemm->operation,
+               CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands[3], sizeof operands[3]);
+    if (operands[4]) /* of both operands: that of Y is 1 */
+        LT_TRY(library, cublasLtMatmulDescSetAttribute, gemm->operation,
+               CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands[4], sizeof operands[4]);
+    return ML_OK;
+}
+
 ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *operands) {
     cuda_gemm_library *library = device->gemms;
     const ml_gemm *g = &gemm->shape.gemm;
     const int64_t in = ml_dtypes[g->a_dtype].bytes, out = ml_dtypes[g->c_dtype].bytes;
     const gemm_loop *p = &gemm->outer[0], *q = &gemm->outer[1];
     if (gemm->empty) return run_empty(device, gemm, operands[2]);
-    if (operands[3])
-        LT_TRY(library, cublasLtMatmulDescSetAttribute, gemm->operation,
-               CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands[3], sizeof operands[3]);
+    ML_TRY(gemm_point(library, gemm, operands));
     for (int64_t i = 0; i < p->size; i++)
         for (int64_t j = 0; j < q->size; j++) {
             char *a = (char *)operands[0] + (i * p->a + j * q->a) * in;

@@ -13,7 +13,8 @@
 
 #define CUBLASLT_CALLS(X)                                                                          \
     X(cublasLtCreate)                                                                              \
-    X(cublasLtDestroy) X(cublasLtGetVersion) X(cublasLtGetStatusName) X(cublasLtMatmul)            \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtGetVersion) X(cublasLtGetStatusName) X(cublasLtMatmul)                               \
         X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmulAlgoCheck) X(cublasLtMatmulDescCreate)   \
             X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute)                         \
                 X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)                       \
@@ -57,6 +58,9 @@ ml_status gemm_fail(const cuda_gemm_library *library, cublasStatus_t status, con
 /* One cuBLASLt call: the strided batch at these addresses, with `algorithm`. */
 cublasStatus_t gemm_call(cuda_device *device, const cuda_gemm *gemm, void *a, void *b, void *c,
                          const cublasLtMatmulAlgo_t *algorithm);
+/* The descriptor's pointers to bias and scale. */
+ml_status gemm_point(const cuda_gemm_library *library, const cuda_gemm *gemm,
+                     void *const *operands);
 int64_t gemm_extent(const cuda_gemm *gemm, int operand); /* bytes from its first to past its last */
 /* "768x50304x65536 bf16 -> f32" for messages. */
 const char *gemm_describe(const cuda_gemm *gemm, char *out, int size);

@@ -33,6 +33,7 @@ static void cache_key(const cuda_device *device, const cuda_gemm *gemm, uint64_t
                        g->c_dtype,
                        g->accumulate,
                        g->epilogue,
+                       g->scaled,
                        alignment[0],
                        alignment[1],
                        alignment[2],
@@ -289,9 +290,7 @@ static ml_status choose_alone(cuda_device *device, cuda_gemm *gemm, void *const 
 ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
                          const bool scratch[3]) {
     if (gemm->chosen || gemm->empty) return ML_OK;
-    if (operands[3])
-        LT_TRY(device->gemms, cublasLtMatmulDescSetAttribute, gemm->operation,
-               CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands[3], sizeof operands[3]);
+    ML_TRY(gemm_point(device->gemms, gemm, operands));
     if (cuda_tune_chooses(device)) ML_TRY(choose_alone(device, gemm, operands, scratch));
     ML_TRY(cuda_tune_share(device, &gemm->algorithm, sizeof gemm->algorithm));
     gemm->chosen = true;

@@ -197,8 +197,9 @@ struct ml_executable {
  * the stream. */
 ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
 ml_status cuda_enqueue_all(ml_executable *executable);
-/* a, b, c and bias (or NULL) of a GEMM step. */
-void cuda_gemm_operands(const cuda_step *step, void *operands[4]);
+/* a, b, c, bias and scale (or NULL) of a GEMM step. */
+enum { CUDA_GEMM_OPERANDS = 5 };
+void cuda_gemm_operands(const cuda_step *step, void *operands[CUDA_GEMM_OPERANDS]);
 /* The graph of the whole step: captured where all ranks that share collectives can, forgotten. */
 ml_status cuda_graph_capture(ml_executable *executable);
 void cuda_graph_forget(ml_executable *executable);

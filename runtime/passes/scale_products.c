@@ -1,0 +1,296 @@
+/* Products of blocks in 8 bits (--dtype fp8). Products that carry ML_NODE_FP8, which scripts make
+ * and autodiff hands on to its own, become scaled products of rounded operands:
+ *
+ *     x dot w   ->   (1 / (a b)) * (round(a x) dot round(b w))     a = largest of the dtype / max
+ * |x|
+ *
+ * E4M3 forward; gradients are E5M2. A scale is that of a whole tensor at this step: the maximum is
+ * an ordinary reduction of the global graph, so that sharding makes ranks agree on it. Weights are
+ * rounded once, from their f32 states.
+ *
+ * Weights of one block that multiply the same operand share a scale, and so do the gradients of
+ * their results: merge_products.c can then compute them as one product.
+ *
+ * After sharding ml_widen_scaled_products rewrites those that no library serves: 8-bit floats are
+ * exact in bf16, so products of bf16 that accumulate in f32 compute the same. */
+#include "runtime/graph/rewrite.h"
+#include "runtime/passes/passes.h"
+
+#include <string.h>
+
+typedef struct {
+    ml_ref x, member;        /* the shared operand; a forward product of it */
+    ml_ref weight, gradient; /* an operand of each set, or 0 */
+} family;
+
+typedef struct {
+    rewrite *r;
+    uint32_t *parameter; /* by node: 1 + the parameter that it is, cast and moved; 0 */
+    ml_ref *next;        /* by node: the next of a ring of operands that share a scale */
+    ml_ref *weight_of;   /* by node: the weight that a product multiplies this gradient with */
+    ml_ref *most;        /* by node: max |n|, f32, in the new graph; 0 not yet */
+    ml_ref *rounded[2];  /* by node: as E4M3, as E5M2 */
+    ML_VEC(family) families;
+    ml_index index; /* of families, by x */
+} state;
+
+static const ml_node *node_of(const state *s, ml_ref n) {
+    return ml_graph_node(s->r->from, n);
+}
+
+static bool is_marked(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return node->op == ML_OP_DOT && (node->flags & ML_NODE_FP8) &&
+           !(node->flags & ML_NODE_FUNCTION) && node->source_count == 2;
+}
+
+bool ml_scale_products_applies(const ml_graph *g) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (is_marked(g, n)) return true;
+    return false;
+}
+
+static void find_parameters(state *s) {
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        const ml_node *node = node_of(s, n);
+        if (node->op == ML_OP_STATE) {
+            const uint32_t id = (uint32_t)ml_graph_args(s->r->from, n)[0];
+            if (ml_graph_state(s->r->from, id)->kind == ML_STATE_PARAMETER)
+                s->parameter[n] = id + 1;
+        } else if (node->source_count == 1 &&
+                   (node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE)) {
+            s->parameter[n] = s->parameter[ml_graph_source(s->r->from, n, 0)];
+        }
+    }
+}
+
+/* ---- Which operands share a scale ------------------------------------------------------------ */
+
+static void join(state *s, ml_ref a, ml_ref b) {
+    if (a == 0 || b == 0) return;
+    for (ml_ref n = s->next[a]; n != a; n = s->next[n])
+        if (n == b) return;
+    if (a == b) return;
+    ml_ref after = s->next[a];
+    s->next[a] = s->next[b];
+    s->next[b] = after;
+}
+
+/* "blocks.3.attention.wq" and "blocks.3.wo" are of one block: equal up to the first number. */
+static size_t block_length(const char *name) {
+    for (const char *at = name; (at = strchr(at, '.')) != NULL; at++) {
+        const size_t digits = strspn(at + 1, "0123456789");
+        if (digits > 0 && (at[1 + digits] == '.' || at[1 + digits] == 0))
+            return (size_t)(at - name) + 1 + digits;
+    }
+    return strlen(name);
+}
+
+static bool same_block(const state *s, ml_ref a, ml_ref b) {
+    const char *x = ml_graph_state(s->r->from, s->parameter[a] - 1)->name;
+    const char *y = ml_graph_state(s->r->from, s->parameter[b] - 1)->name;
+    if (x == NULL || y == NULL) return false;
+    const size_t length = block_length(x);
+    return length == block_length(y) && strncmp(x, y, length) == 0;
+}
+
+static bool same_axes(const state *s, ml_ref a, ml_ref b) {
+    const int count = node_of(s, a)->arg_count;
+    return count == node_of(s, b)->arg_count &&
+           memcmp(ml_graph_args(s->r->from, a), ml_graph_args(s->r->from, b),
+                  sizeof(int64_t) * (size_t)count) == 0;
+}
+
+static family *next_family(state *s, ml_ref x, uint32_t *cursor) {
+    const uint32_t at = ml_index_next(&s->index, x, cursor);
+    return at == ML_INDEX_NONE ? NULL : &s->families.at[at];
+}
+
+/* A forward product of x and a weight. */
+static void add_forward(state *s, ml_ref n, ml_ref x, ml_ref weight) {
+    uint32_t cursor = 0;
+    for (family *f; (f = next_family(s, x, &cursor)) != NULL;) {
+        if (f->x != x || !same_axes(s, f->member, n) || !same_block(s, f->weight, weight)) continue;
+        join(s, f->weight, weight);
+        return;
+    }
+    *ML_PUSH(s->r->scratch, &s->families) = (family){x, n, weight, 0};
+    ml_index_add(&s->index, x, s->families.count - 1);
+}
+
+static bool in_ring(const state *s, ml_ref ring, ml_ref n) {
+    ml_ref at = ring;
+    do {
+        if (at == n) return true;
+        at = s->next[at];
+    } while (at != ring);
+    return false;
+}
+
+/* A product of x and a gradient, whose own product is with a weight of a family of x. */
+static void add_gradient(state *s, ml_ref x, ml_ref gradient) {
+    uint32_t cursor = 0;
+    const ml_ref weight = s->weight_of[gradient];
+    for (family *f; weight && (f = next_family(s, x, &cursor)) != NULL;) {
+        if (f->x != x || !in_ring(s, f->weight, weight)) continue;
+        if (f->gradient) join(s, f->gradient, gradient);
+        f->gradient = gradient;
+        return;
+    }
+}
+
+static bool is_backward(const state *s, ml_ref n) {
+    return node_of(s, n)->flags & ML_NODE_BACKWARD;
+}
+
+/* By pairs of operands: (x, weight) forward; (gradient, weight), then (x, gradient) backward. */
+static void find_families(state *s) {
+    for (int round = 0; round < 3; round++)
+        for (ml_ref n = 1; n < s->r->count; n++) {
+            if (!s->r->users[n] || !is_marked(s->r->from, n)) continue;
+            for (int i = 0; i < 2; i++) {
+                ml_ref a = ml_graph_source(s->r->from, n, i);
+                ml_ref b = ml_graph_source(s->r->from, n, 1 - i);
+                const bool gradient = is_backward(s, b);
+                if (round == 0 && !is_backward(s, n) && s->parameter[b] && !s->parameter[a])
+                    add_forward(s, n, a, b);
+                if (round == 1 && gradient && s->parameter[a]) s->weight_of[b] = a;
+                if (round == 2 && gradient && !s->parameter[a]) add_gradient(s, a, b);
+            }
+        }
+}
+
+/* Each operand that shares a scale comes before every product that uses the scale. */
+static void scale_edges(void *context, rewrite_edge *edge, void *edges) {
+    const state *s = context;
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->r->users[n] || !is_marked(s->r->from, n)) continue;
+        for (int i = 0; i < 2; i++) {
+            const ml_ref operand = ml_graph_source(s->r->from, n, i);
+            for (ml_ref at = s->next[operand]; at != operand; at = s->next[at]) edge(edges, at, n);
+        }
+    }
+}
+
+static void begin(rewrite *r) {
+    state *s = r->context;
+    s->r = r;
+    s->index.arena = r->scratch;
+    s->parameter = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
+    ml_ref **tables[] = {&s->next, &s->weight_of, &s->most, &s->rounded[0], &s->rounded[1]};
+    for (int i = 0; i < 5; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    for (ml_ref n = 1; n < r->count; n++) s->next[n] = n;
+    find_parameters(s);
+    find_families(s);
+    if (rewrite_order(r, scale_edges, s)) return;
+    r->order = NULL; /* one waits for itself: each has its own scale */
+    for (ml_ref n = 1; n < r->count; n++) s->next[n] = n;
+}
+
+/* ---- Rounding -------------------------------------------------------------------------------- */
+
+/* What is rounded: of a weight's cast, the state. */
+static ml_ref value_of(const state *s, ml_ref n) {
+    const ml_ref under =
+        s->parameter[n] && node_of(s, n)->op == ML_OP_CAST ? ml_graph_source(s->r->from, n, 0) : n;
+    return s->r->map[ml_graph_type(s->r->from, under)->dtype == ML_F32 ? under : n];
+}
+
+static ml_ref most_of(state *s, ml_ref n) {
+    ml_graph *to = s->r->to;
+    if (s->most[n]) return s->most[n];
+    const ml_ref value = value_of(s, n);
+    const ml_type type = *ml_graph_type(to, value);
+    const ml_ref most =
+        ml_reduce(to, ML_OP_MAX, ml_map1(to, ML_OP_ABS, value), type.axis, type.rank);
+    return s->most[n] = ml_cast(to, most, ML_F32);
+}
+
+/* max |x| over all that share n's scale; not so small that a scale would overflow. */
+static ml_ref shared_most(state *s, ml_ref n) {
+    ml_graph *to = s->r->to;
+    ml_ref first = n; /* the same order from any member: one node for all of them */
+    for (ml_ref at = s->next[n]; at != n; at = s->next[at])
+        if (at < first) first = at;
+    ml_ref most = ml_map2(to, ML_OP_MAXIMUM, most_of(s, first), ml_const(to, ML_F32, 0x1p-100));
+    for (ml_ref at = s->next[first]; at != first; at = s->next[at])
+        most = ml_map2(to, ML_OP_MAXIMUM, most, most_of(s, at));
+    return most;
+}
+
+static ml_ref rounded(state *s, ml_ref n, ml_dtype dtype) {
+    ml_graph *to = s->r->to;
+    ml_ref *made = &s->rounded[dtype == ML_E5M2][n];
+    if (*made) return *made;
+    const ml_ref largest = ml_const(to, ML_F32, ml_dtypes[dtype].largest);
+    const ml_ref scale = ml_map2(to, ML_OP_DIV, largest, shared_most(s, n));
+    const ml_ref value = ml_cast(to, value_of(s, n), ML_F32);
+    return *made = ml_cast(to, ml_map2(to, ML_OP_MUL, value, scale), dtype);
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    state *s = r->context;
+    ml_graph *to = r->to;
+    if (!is_marked(r->from, n)) return rewrite_copy(r, n, sources);
+    ml_graph_set_flags(to, node_of(s, n)->flags & ML_NODE_BACKWARD);
+    ml_ref operand[2], scale = 0;
+    double largest = 1;
+    for (int i = 0; i < 2; i++) {
+        const ml_ref source = ml_graph_source(r->from, n, i);
+        const bool second = i == 1 && is_backward(s, ml_graph_source(r->from, n, 0));
+        const bool gradient = is_backward(s, source) && !second; /* E5M2 times E5M2 is in no GPU */
+        const ml_dtype dtype = gradient ? ML_E5M2 : ML_E4M3;
+        operand[i] = rounded(s, source, dtype);
+        const ml_ref most = shared_most(s, source);
+        scale = scale ? ml_map2(to, ML_OP_MUL, scale, most) : most;
+        largest *= ml_dtypes[dtype].largest;
+    }
+    scale = ml_map2(to, ML_OP_MUL, scale, ml_const(to, ML_F32, 1 / largest));
+    const int count = node_of(s, n)->arg_count;
+    const ml_type *type = ml_graph_type(r->from, n);
+    ml_axis axes[ML_MAX_AXES];
+    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(r->from, n)[i];
+    return ml_scaled_dot(to, operand[0], operand[1], scale, axes, count, (ml_dtype)type->dtype);
+}
+
+ml_graph *ml_scale_products(const ml_graph *from, ml_roots *roots) {
+    state s = {0};
+    return rewrite_run(from, roots, begin, rule, &s);
+}
+
+/* ---- Products that no library serves --------------------------------------------------------- */
+
+typedef struct {
+    ml_scaled_product_served *served;
+    const void *context;
+} widening;
+
+static bool is_scaled(const ml_graph *g, ml_ref n) {
+    return ml_graph_node(g, n)->op == ML_OP_DOT && ml_graph_node(g, n)->source_count == 3;
+}
+
+bool ml_widen_scaled_products_applies(const ml_graph *g) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (is_scaled(g, n)) return true;
+    return false;
+}
+
+static ml_ref widen(rewrite *r, ml_ref n, const ml_ref *sources) {
+    const widening *w = r->context;
+    ml_graph *to = r->to;
+    if (!is_scaled(r->from, n) || w->served(w->context, r->from, n))
+        return rewrite_copy(r, n, sources);
+    ml_axis axes[ML_MAX_AXES];
+    const int count = ml_graph_node(r->from, n)->arg_count;
+    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(r->from, n)[i];
+    ml_ref sum = ml_dot(to, ml_cast(to, sources[0], ML_BF16), ml_cast(to, sources[1], ML_BF16),
+                        axes, count, ML_F32);
+    sum = ml_map2(to, ML_OP_MUL, sum, sources[2]);
+    return ml_cast(to, sum, (ml_dtype)ml_graph_type(r->from, n)->dtype);
+}
+
+ml_graph *ml_widen_scaled_products(const ml_graph *from, ml_roots *roots,
+                                   ml_scaled_product_served *served, const void *context) {
+    widening w = {served, context};
+    return rewrite_run(from, roots, NULL, widen, &w);
+}
