@@ -268,6 +268,10 @@ static void find_readers(overlays *all, uint32_t id) {
         read(all, id, holder_of(l, access->node), offset, coef, group->size, group->digits, known);
     }
     if (!group->opaque) return;
+    if (group->turns) {
+        read_by_opaque(all, id, group->node);
+        return;
+    }
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++)
         read_by_opaque(all, id, ml_graph_source(l->g, group->node, i));
     read_by_opaque(all, id, group->bias);

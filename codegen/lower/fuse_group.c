@@ -46,6 +46,11 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
         fuse_producers(l, group->accesses.at[a].node, group->accesses.at[a].partial, visit,
                        context);
     if (!group->opaque) return;
+    if (group->turns) {
+        lower_view view;
+        if (views_of(l, group->node, &view)) fuse_producers(l, view.base, false, visit, context);
+        return;
+    }
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++) {
         lower_view view;
         bool packed = i < 2 && group->packed[i] != LOWER_NONE;
@@ -448,6 +453,16 @@ static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group
     return false;
 }
 
+static uint32_t place_turned(lowering *l, ml_ref node, uint32_t value) {
+    lower_group group = {.opaque = true, .turns = true, .node = node, .result = node};
+    group.packed[0] = value;
+    group.packed[1] = LOWER_NONE;
+    uint32_t id = new_group(l, &group);
+    fuse_group_dependencies(l, id, seal, l);
+    mark_read(l, node);
+    return l->last_opaque = id;
+}
+
 /* The copy of a product's operand that gemm_plan asks for: one for all products that want it. */
 static void place_pack(lowering *l, lower_group *group, int which) {
     const ml_type *type = &group->pack_type[which];
@@ -456,7 +471,8 @@ static void place_pack(lowering *l, lower_group *group, int which) {
     lower_root root = {.kind = LOWER_ROOT_PACK, .node = node, .space = *type};
     root.value = views_temporary(l, node, type);
     group->packed[which] = root.value;
-    group->packers[which] = fuse_place(l, &root);
+    group->packers[which] =
+        gemm_turns(l, node, type) ? place_turned(l, node, root.value) : fuse_place(l, &root);
     *ML_PUSH(l->scratch, &l->packs) =
         (lower_pack){.node = node, .value = root.value, .group = group->packers[which]};
     ml_index_add(&l->pack_index, node, l->packs.count - 1);

@@ -165,6 +165,39 @@ static void pack(lower_group *group, int which, operand *op, const dot_axes *axe
     group->pack_type[which] = op->type;
 }
 
+/* How many axes of the written order are the columns of what is read, contiguous there. */
+static int turned_columns(const ml_type *type, const int64_t *stride, const ml_type *order) {
+    int64_t expected = 1;
+    int count = order->rank;
+    for (int i = order->rank; i-- > 0;)
+        if (views_axis_stride(type, stride, order->axis[i]) == 1 && order->size[i] > 1) count = i;
+    if (count == order->rank) return 0;
+    for (int i = count; i >= 0; i--) {
+        if (views_axis_stride(type, stride, order->axis[i]) != expected) return 0;
+        expected *= order->size[i];
+    }
+    return count + 1;
+}
+
+bool gemm_turns(lowering *l, ml_ref node, const ml_type *order) {
+    const ml_type *type = ml_graph_type(l->g, node);
+    lower_view view;
+    if (ml_dtypes[type->dtype].bytes != 1 || l->target->kind != ML_TARGET_CUDA) return false;
+    if (!views_of(l, node, &view)) return false;
+    const int columns = turned_columns(type, view.stride, order);
+    if (columns == 0 || columns == order->rank) return false;
+    axis_group rows = {.count = 0, .total = 1};
+    int64_t wide = 1, step;
+    for (int i = 0; i < columns; i++) wide *= order->size[i];
+    for (int i = columns; i < order->rank; i++) {
+        rows.axis[rows.count] = order->axis[i], rows.size[rows.count++] = order->size[i];
+        rows.total *= order->size[i];
+    }
+    return group_stride(&rows, type, view.stride, &step) && step >= wide &&
+           step % SCALED_UNIT == 0 && view.offset % SCALED_UNIT == 0 && wide % SCALED_UNIT == 0 &&
+           rows.total % SCALED_UNIT == 0;
+}
+
 static void read_operand(lowering *l, ml_ref node, operand *out) {
     lower_view view;
     memset(out, 0, sizeof *out);

@@ -235,6 +235,9 @@ void ml_template_delta_scan(ml_schedule *s, ml_step *step);
 /* RECURRENCE with products of states, as one kernel of GPUs; false, and why not. */
 bool ml_template_recurrence_grid(ml_schedule *s, ml_step *step, const char **why);
 void ml_template_write_rows(ml_schedule *s, ml_step *step);
+/* A matrix of 8-bit elements whose columns are contiguous, with its rows contiguous; on CUDA. Sizes
+ * are multiples of 16. */
+void ml_template_transpose(ml_schedule *s, ml_step *step);
 void ml_template_cached_attention(ml_schedule *s, ml_step *step); /* f32 and bf16 */
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */

@@ -89,6 +89,7 @@ typedef struct {
     ml_type pack_type[2];          /* ... into this order */
     uint32_t packed[2];  /* the copies' values; LOWER_NONE: the operand as it is in memory */
     uint32_t packers[2]; /* the groups that copy them */
+    bool turns;          /* the copy `packed[0]` of `node`, transposed: a step of its own */
     ml_gemm *gemm;       /* DOT */
     ml_ref result;       /* what a library step writes: itself, or the ADD fused as its epilogue */
     ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
@@ -268,6 +269,9 @@ void gemm_take_additions(lowering *l);
 /* Whether n is the new value of the state that the STATE reads. */
 bool gemm_updates(const lowering *l, ml_ref n, ml_ref state);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
+/* Whether a copy of `node`, in memory, into this order is the transposed matrix of 8-bit elements
+ * that ml_template_transpose makes. */
+bool gemm_turns(lowering *l, ml_ref node, const ml_type *order);
 /* The product's shape and strides, and which operands must be copied into which order first. */
 void gemm_plan(lowering *l, lower_group *group);
 void gemm_step(lowering *l, lower_group *group);

@@ -209,8 +209,19 @@ static void cached_attention_step(lowering *l, ml_ref n) {
     ml_template_cached_attention(l->s, step);
 }
 
+static void transpose_step(lowering *l, const lower_group *group) {
+    uint32_t read = views_value(l, group->node);
+    ml_step *step = lower_step(l, ML_STEP_KERNEL, group->node, &read, 1, group->packed, 1);
+    step->bytes = 2 * ml_type_bytes(&l->s->values.at[read].type);
+    ml_template_transpose(l->s, step);
+}
+
 void lower_opaque_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
+    if (group->turns) {
+        transpose_step(l, group);
+        return;
+    }
     ml_op op = ml_graph_node(l->g, n)->op;
     ml_op_class op_class = ml_ops[op].op_class;
     if (op_class == ML_CLASS_COLLECTIVE)

@@ -27,7 +27,7 @@ static void add_edge(void *context, uint32_t group) {
 }
 
 static bool just_in_time(lowering *l, const lower_group *group) {
-    if (group->opaque) return false;
+    if (group->opaque) return group->turns;
     if (ml_graph_node(l->g, group->node)->flags & ML_NODE_COPY) return true;
     if (group->roots.at[0].kind == LOWER_ROOT_PACK && group->roots.count == 1) return true;
     for (uint32_t a = 0; a < group->accesses.count; a++)

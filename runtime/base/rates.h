@@ -18,6 +18,7 @@ typedef struct {
      * the result passes memory result_share is not hidden. */
     double product_flops, wave_flops, result_share;
     int units;
+    double scaled_speed;  /* products of 8-bit floats, over those of 2 bytes; 0: none are served */
     double wide_flops;    /* products in f32 */
     double grouped_flops; /* products by groups of rows (experts) */
     /* Attention by the FLOPs of ml_flops. Heads of 128 are bounded by products, narrow ones by the

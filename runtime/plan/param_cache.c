@@ -2,7 +2,9 @@
  *
  * Without it a program that sets parameters would read all of them once more at the start of each
  * step to cast them. With it the kernel that computes a parameter's new value writes its cast too;
- * the casts of a merged product are side by side. plan->rebuild computes the cache from the
+ * the casts of a merged product are side by side. Of a scaled product (passes/scale_products.c) the
+ * largest element comes from that kernel, which is cached too, and the values of 8 bits from the
+ * next. plan->rebuild computes the cache from the
  * parameters before the first run and after another program has set one
  * (exec/param_cache_rebuild.c). A program that runs once for each microbatch sets no parameters and
  * has its cache rebuilt once a step; what its layout gathers once a step (ml_mesh_axis.keep) is
@@ -22,7 +24,9 @@ typedef struct {
     ml_ref *new_value; /* by state; 0 where the program does not set it */
     bool often;        /* it runs several times before others set the rest */
     bool *source;      /* by node: f32 parameters, moved at most */
-    bool *cast;        /* by node: the same, cast to a narrow float */
+    bool *cast;        /* by node: the same, cast to a narrow float; to 8 bits also scaled */
+    bool *derived;     /* by node: computed of such parameters and numbers alone, elementwise */
+    bool *number;      /* by node: of these one number, a factor of a scaled product's scale */
     bool *cacheable; /* by node: f32 parameters after casts, moves and gathers that may be cached */
     bool casts;      /* casts are cached too: what products of a GPU read */
     bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
@@ -52,6 +56,27 @@ static bool gathers(const work *w, ml_ref n) {
            w->cacheable[ml_graph_source(w->g, n, 0)];
 }
 
+/* Its sources precede it. */
+static bool is_derived(const work *w, ml_ref n) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    const ml_op_class op_class = ml_ops[node->op].op_class;
+    bool derived = node->op == ML_OP_CONST || w->source[n] ||
+                   (node->op != ML_OP_RANDOM && node->source_count > 0 &&
+                    (op_class == ML_CLASS_MAP || op_class == ML_CLASS_REDUCE));
+    for (int i = 0; i < node->source_count; i++)
+        derived = derived && w->derived[ml_graph_source(w->g, n, i)];
+    return derived;
+}
+
+/* The numbers of which the scale n of a product is made, that follow from parameters. */
+static void find_numbers(work *w, ml_ref n) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    if (w->derived[n])
+        w->number[n] = node->op != ML_OP_CONST;
+    else if (node->op == ML_OP_MUL)
+        for (int i = 0; i < 2; i++) find_numbers(w, ml_graph_source(w->g, n, i));
+}
+
 /* Which nodes are parameters, and which are their casts. */
 static void find_casts(work *w) {
     const ml_graph *g = w->g;
@@ -62,14 +87,22 @@ static void find_casts(work *w) {
         if (node->op == ML_OP_STATE) {
             uint32_t state = (uint32_t)ml_graph_args(g, n)[0];
             ml_ref value = w->new_value[state];
-            w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
-                           ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
+            w->source[n] = w->derived[n] = dtype == ML_F32 &&
+                                           (value != 0 ? value != n : w->often) &&
+                                           ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
             const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* graph/weights.h */
             w->cacheable[n] = w->source[n] || (narrow && value == 0 && w->often);
             continue;
         }
-        if (node->op == ML_OP_CAST)
-            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && w->source[ml_graph_source(g, n, 0)];
+        w->derived[n] = is_derived(w, n);
+        if (node->op == ML_OP_CAST) {
+            const ml_ref from = ml_graph_source(g, n, 0);
+            const bool scaled =
+                ml_dtypes[dtype].bytes == 1 && w->derived[from] && ml_graph_type(g, n)->rank > 0;
+            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && (w->source[from] || scaled);
+        }
+        if (node->op == ML_OP_DOT && node->source_count == 3 && w->casts)
+            find_numbers(w, ml_graph_source(g, n, 2));
         w->cacheable[n] =
             gathers(w, n) || (node->op == ML_OP_CAST && w->cacheable[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;
@@ -114,12 +147,16 @@ static void find_operands(work *w) {
 static bool holds(const work *w, ml_ref n) {
     int op = ml_graph_node(w->g, n)->op;
     if (gathers(w, n)) return w->operand[n];
+    if (w->number[n]) return true;
     return w->casts && w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
 }
 
 /* Any of the states that a cast is computed from. */
 static uint32_t first_state(const work *w, ml_ref n) {
-    while (ml_graph_node(w->g, n)->op != ML_OP_STATE) n = ml_graph_source(w->g, n, 0);
+    while (ml_graph_node(w->g, n)->op != ML_OP_STATE) {
+        const bool number = ml_graph_node(w->g, ml_graph_source(w->g, n, 0))->op == ML_OP_CONST;
+        n = ml_graph_source(w->g, n, number);
+    }
     return (uint32_t)ml_graph_args(w->g, n)[0];
 }
 
@@ -141,8 +178,11 @@ static uint64_t recipe_of(const work *w, ml_ref n) {
 static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
     const ml_state *of = ml_graph_state(w->g, first_state(w, n));
     ml_state state = {
-        .name = ml_arena_format(w->scratch, gathers(w, n) ? "%s, gathered" : "%s in bf16",
-                                of->name != NULL ? of->name : "?"),
+        .name = ml_arena_format(w->scratch, "%s%s %s", of->name != NULL ? of->name : "?",
+                                gathers(w, n) ? "," : " in",
+                                gathers(w, n)  ? "gathered"
+                                : w->number[n] ? "largest"
+                                               : ml_dtypes[ml_graph_type(w->g, n)->dtype].name),
         .kind = ML_STATE_CACHE,
         .type = *ml_graph_type(w->g, n),
         .origin = of->origin,
@@ -183,6 +223,7 @@ static ml_ref of_new_values(work *w, ml_ref n) {
         return value != 0 ? value : n;
     }
     if (w->updated[n] != 0) return w->updated[n];
+    if (node->source_count == 0) return n;
     ml_ref *sources = ML_NEW_ARRAY(w->scratch, ml_ref, (size_t)node->source_count + 1);
     int count = node->source_count;
     for (int i = 0; i < count; i++) sources[i] = of_new_values(w, ml_graph_source(g, n, i));
@@ -257,6 +298,8 @@ static void cache_body(void *context) {
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.derived = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.number = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cacheable = ML_NEW_ARRAY(w.scratch, bool, count);
     w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);

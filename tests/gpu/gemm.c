@@ -76,6 +76,41 @@ GPU_TEST(gemm, f64) {
     check_products(ML_F64, ML_F64);
 }
 
+/* Of 8 bits, which both operands are transposed for or neither; values are exact in E5M2. The last
+ * are no product of tensor cores: sizes, batches. */
+static const product scaled_products[] = {
+    {"m64 k32", "n48 k32", "k"},           {"k272 m144", "k272 n160", "k"},
+    {"b2 s64 e128", "e128 h4 d32", "e"},   {"b2 s64 h4 d32", "h4 d32 e128", "h d"},
+    {"b2 s64 e128", "b2 s64 f256", "b s"}, {"m37 k19", "k19 n23", "k"},
+    {"b3 m16 k16", "b3 k16 n32", "k"},
+};
+
+static void build_scaled_products(ops_case *c) {
+    const ml_ref scale = ops_input(c, ML_F32, "", 0.5, 2);
+    for (int i = 0; i < (int)(sizeof scaled_products / sizeof *scaled_products); i++) {
+        const product *p = &scaled_products[i];
+        ml_axis axes[ML_MAX_AXES];
+        const int count = reduced_axes(c, p->reduced, axes);
+        const ml_dtype dtypes[] = {ML_E4M3, i % 2 ? ML_E5M2 : ML_E4M3};
+        ml_ref operands[2];
+        for (int k = 0; k < 2; k++) {
+            ml_ref x = ops_input(c, ML_F32, k ? p->b : p->a, -3, 3);
+            x = ml_map2(c->g, ML_OP_MUL, ml_map1(c->g, ML_OP_ROUND, x), ml_const(c->g, ML_F32, 2));
+            operands[k] = ml_cast(c->g, x, dtypes[k]);
+        }
+        ml_ref y = ml_scaled_dot(c->g, operands[0], operands[1], scale, axes, count, current_out);
+        ops_output(c, y, ops_tolerance(current_out), "%s . %s scaled, over %s -> %s", p->a, p->b,
+                   p->reduced, ml_dtypes[current_out].name);
+    }
+}
+
+GPU_TEST(gemm, scaled) {
+    for (int i = 0; i < 2; i++) {
+        current_out = i ? ML_F32 : ML_BF16;
+        ops_run(build_scaled_products, 8, 0);
+    }
+}
+
 /* A product plus a bias, plus another product, and of a slice that begins at an odd address. */
 static void build_sums(ops_case *c) {
     const product p = {"b2 s24 k40", "k40 n56", "k"};

@@ -254,6 +254,7 @@ void precision_add(lua_State *L, precision_report *r, const ml_plan *part, doubl
         double flops = step->flops * times;
         r->flops += flops;
         r->count++;
+        if (step->gemm && step->gemm->scaled) r->scaled_flops += flops, r->scaled_count++;
         if (!narrow || (dtype != ML_F32 && dtype != ML_F64)) continue;
         r->wide_flops += flops;
         r->wide_count++;
@@ -262,6 +263,9 @@ void precision_add(lua_State *L, precision_report *r, const ml_plan *part, doubl
 }
 
 void precision_print(const precision_report *r) {
+    if (r->scaled_count)
+        printf("products in fp8 %d of %d, %.3g%% of the products' FLOPs\n", r->scaled_count,
+               r->count, 100 * r->scaled_flops / r->flops);
     if (!r->wide_count) return;
     printf("products in f32 %d of %d, %.2g%% of the products' FLOPs; the others are in bf16, which "
            "GPUs multiply some 15 times as fast\n",
@@ -288,6 +292,9 @@ void precision_json(const precision_report *r, json_t *object) {
         json_array_append_new(list, item);
     }
     json_object_set_new(object, "f32_products", list);
+    json_object_set_new(
+        object, "fp8_products",
+        json_pack("{s:i, s:f}", "count", r->scaled_count, "flops", r->scaled_flops));
 }
 
 static const vm_entry functions[] = {

@@ -39,8 +39,8 @@ typedef struct {
     bool modules; /* of several modules */
 } precision_line;
 typedef struct {
-    double flops, wide_flops; /* of all products; of those in f32 */
-    int count, wide_count;
+    double flops, wide_flops, scaled_flops; /* of all products; of those in f32, of 8 bits */
+    int count, wide_count, scaled_count;
     precision_line lines[PRECISION_LINES]; /* those with most FLOPs first */
     int line_count;
 } precision_report;

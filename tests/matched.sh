@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Matched training: the same model, seed, order and text in bf16, fp8 and f16, and how far their losses are apart beside what rounding
+# alone does to bf16: tests/matched.sh [OUTPUT-FOLDER [SETTING ...]]
+# The text is what MEGABYTES (100) of files of documentation and sources under TEXT (folders) hold, each content once, as bytes: vocab=256.
+# bf16 runs three times with sums in other orders: as it is, with mlua's own attention (MLUA_CUDNN=0), with accum=2; sigma is their standard
+# deviation. Compared are mean losses of the last TAIL (200) of STEPS (2000) steps: those of fp8 within max(0.004, 2 sigma) of bf16's mean, those
+# of f16 within max(0.002, 2 sigma). SCRIPT (models/gpt.lua), DEVICE (cuda), MLUA and RUNS ("bf16 bf16-attention bf16-accum fp8 f16") choose.
+# The folder gets losses.txt, a column a run. Exits 1 where a run fails or is further off.
+set -u
+cd "$(dirname "$0")/.."
+out=${1:-$(mktemp -d)} steps=${STEPS:-2000} tail=${TAIL:-200} mlua=${MLUA:-build/mlua} device=${DEVICE:-cuda}
+script=${SCRIPT:-models/gpt.lua} runs=${RUNS:-bf16 bf16-attention bf16-accum fp8 f16}
+[ $# -gt 0 ] && shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out"
+read -ra folders <<<"${TEXT:-/usr/share/doc /usr/share/perl /usr/lib/python3 /usr/lib/python3.11 /usr/lib/python3.12 /usr/local/lib /usr/include}"
+
+# The files' contents in the order of their sums, each once, up to so many megabytes.
+collect() {
+    find "${folders[@]}" -xdev -type f \( -name '*.txt' -o -name '*.py' -o -name '*.h' -o -name '*.md' -o -name '*.rst' -o -name '*.html' -o \
+        -name '*.pod' -o -name '*.pm' -o -name copyright \) -size +1k -size -2000k -print0 2>/dev/null | xargs -0 -P 8 -n 200 md5sum 2>/dev/null |
+        sort -u -k1,1 | cut -c35- | tr '\n' '\0' | xargs -0 cat 2>/dev/null | head -c "${MEGABYTES:-100}000000"
+}
+collect >"$work/text.txt"
+echo "text: $(stat -c %s "$work/text.txt") bytes"
+
+# train NAME: its losses, a line a step
+train() {
+    local dtype=${1%%-*} extra=()
+    [ "$1" = bf16-accum ] && extra=(accum=2)
+    MLUA_CUDNN=$([ "$1" = bf16-attention ] && echo 0 || echo 1) "$mlua" run "$script" --device "$device" --dtype "$dtype" --json data="$work/text.txt" \
+        steps="$steps" sample=0 "${extra[@]}" "${settings[@]}" 2>"$work/err" | grep -o '"loss": *[-0-9.e]*' | sed 's/.*: *//' >"$work/$1"
+    [ "$(wc -l <"$work/$1")" -ge "$steps" ] || { echo "$1 ended early:" && tail -n 3 "$work/err"; return 1; }
+    printf '%-16s mean loss of the last %d steps %.5f\n' "$1" "$tail" "$(mean "$1")"
+}
+mean() { tail -n "$tail" "$work/$1" | awk '{ s += $1 } END { print s / NR }'; }
+settings=(layers=12 embed=768 heads=12 vocab=256 seq=1024 batch=16 warmup=$((steps / 10)) lr=6e-4 "$@")
+
+failed=0 done=()
+for run in $runs; do train "$run" && done+=("$run") || failed=1; done
+(cd "$work" && paste "${done[@]}" | sed "1i ${done[*]}" >losses) && cp "$work/losses" "$out/losses.txt"
+for run in "${done[@]}"; do echo "$run $(mean "$run")"; done | awk '
+    $1 ~ /^bf16/ { n++; s += $2; q[n] = $2 }
+    { m[$1] = $2 }
+    END {
+        if (!n) exit 1
+        for (i = 1; i <= n; i++) v += (q[i] - s / n) ^ 2
+        sigma = n > 1 ? sqrt(v / (n - 1)) : 0
+        printf "bf16: mean %.5f, sigma %.5f of %d runs\n", s / n, sigma, n
+        for (name in m) if (name !~ /^bf16/) {
+            bound = name == "fp8" ? 0.004 : 0.002
+            if (2 * sigma > bound) bound = 2 * sigma
+            off = m[name] - s / n
+            printf "%s: %+.5f, allowed %.5f: %s\n", name, off, bound, off <= bound ? "ok" : "FAILED"
+            bad += off > bound
+        }
+        exit bad > 0
+    }' || failed=1
+exit $failed
