@@ -58,12 +58,12 @@ function Sequence:full() return #self.ids >= self.decoder.context end
 ---@return table
 function Decoder.new(model, o)
   local self = setmetatable({
-    model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or 512,
+    model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or Cache.CHUNK,
     increment = o.increment ~= false, logits = o.logits, invariant = o.invariant or core.options().batch_invariant or false, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
     weights = FORMATS[o.weights],
   }, Decoder)
   if o.weights ~= nil and not self.weights then core.fail("weights are held as int8 or fp8, not " .. m.shown(o.weights)) end
-  if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions } end
+  if self.increment then self.cache = Cache.new { context = self.context, slots = self.slots, positions = o.positions, chunk = self.chunk } end
   self.batch_name = core.options().ranks > 1 and "sample" or "batch" -- "sample" no layout splits
   return self
 end

@@ -1,18 +1,22 @@
 -- What a decoder (decode.lua) keeps of its sequences where the step of the model is derived (core.increment): slots, and blocks of positions
--- that sequences hold while they are open. Blocks of a prompt that are whole are shared by sequences that begin alike.
+-- that sequences hold while they are open. Blocks of a prompt that are whole are shared by sequences that begin alike. A slot has rings of the
+-- last positions too, for attention with a window: of the window and one chunk, of which a sequence that begins alike gets a copy.
 local core = require "mlua.core"
+local m = require "mlua"
 
 local Cache = { __name = "cache" }
 Cache.__index = Cache
 
 local BLOCK = 16 -- positions
 
----@param o {context: integer, slots: integer, positions: integer?} positions: of all sequences together; default: as many as they can have
+Cache.CHUNK = 512 -- new positions of a row, at most, where a decoder says nothing else
+
+---@param o {context: integer, slots: integer, positions: integer?, chunk: integer?} positions: of all sequences together; default: as many as they can have; chunk: the most new positions of a row
 ---@return table
 function Cache.new(o)
   local columns = (o.context + BLOCK - 1) // BLOCK
   local count = math.max(columns, ((o.positions or o.slots * columns * BLOCK) + BLOCK - 1) // BLOCK)
-  local self = setmetatable({ kept = core.increment_states(), columns = columns, slots = o.slots, count = count, free = {}, slot_free = {}, holders = {} }, Cache)
+  local self = setmetatable({ kept = core.increment_states(), columns = columns, slots = o.slots, count = count, free = {}, slot_free = {}, holders = {}, chunk = o.chunk or Cache.CHUNK }, Cache)
   for i = count - 1, 0, -1 do self.free[#self.free + 1] = i end
   for i = o.slots - 1, 0, -1 do self.slot_free[#self.slot_free + 1] = i end
   return self
@@ -23,12 +27,15 @@ end
 ---@return integer
 function Cache.blocks_for(positions) return (positions + BLOCK - 1) // BLOCK end
 
----Whether a sequence may begin with the blocks of another one: nothing is kept but by position.
+---Whether a sequence may begin with the blocks of another one: nothing is kept but by position, or in rings.
 ---@return boolean
 function Cache:shares()
   if self.all_by_position == nil then
-    self.all_by_position = true
-    for _, kept in ipairs(self.kept:list()) do self.all_by_position = self.all_by_position and kept.kind == "pool" end
+    self.all_by_position, self.rings = true, {}
+    for _, kept in ipairs(self.kept:list()) do
+      self.all_by_position = self.all_by_position and kept.kind ~= "slot"
+      if kept.kind == "ring" then self.rings[#self.rings + 1] = kept end
+    end
   end
   return self.all_by_position
 end
@@ -43,14 +50,31 @@ function Cache:open(s, positions, like)
   if #self.slot_free == 0 then return nil, "slots" end
   local shared = 0
   if like and like.blocks and self:shares() then shared = math.min(like.cached, like.prompt - 1, positions - 1) // BLOCK end
+  if shared > 0 and #self.rings > 0 and like.cached - shared * BLOCK > self.chunk then shared = 0 end -- its rings hold later positions by now
   if Cache.blocks_for(positions) - shared > #self.free then return nil, "blocks" end
   s.slot, s.blocks, s.cached = table.remove(self.slot_free), {}, shared * BLOCK
+  if shared > 0 and #self.rings > 0 then self:copy_rings(s.slot, like.slot) end
   for i = 1, shared do
     s.blocks[i] = like.blocks[i]
     self.holders[s.blocks[i]] = self.holders[s.blocks[i]] + 1
   end
   self:grow(s, positions)
   return true
+end
+
+-- The rings of a slot become those of another one.
+function Cache:copy_rings(slot, from)
+  if not self.copy then
+    local row = core.axis("row", 1)
+    self.copy = m.compile(function(i)
+      for _, kept in ipairs(self.rings) do
+        local held, place = kept.state:read(), core.axis("place", kept.ring)
+        local function places(slot) return (slot * kept.ring):broadcast { row, place } + core.iota(place, "i32") end
+        kept.state:assign(held:write_rows(places(i.slots), held:gather(places(i.from), "pool"), "pool"))
+      end
+    end, { slots = { row, dtype = "i32" }, from = { row, dtype = "i32" } }, { name = "share", often = true })
+  end
+  self.copy { slots = { slot }, from = { from } }
 end
 
 ---Blocks for so many positions of an open sequence.
@@ -106,7 +130,7 @@ end
 function Cache:logits(whole, i, last)
   return core.increment(whole.logits, {
     tokens = whole.tokens, seq = whole.seq, kept = self.kept, new = i.tokens, start = i.start, count = i.count, slots = i.slots, table = i.table,
-    pool = self.count * BLOCK, slots_max = self.slots, block = BLOCK, last = last, given = whole.given,
+    pool = self.count * BLOCK, slots_max = self.slots, block = BLOCK, last = last, given = whole.given, new_max = self.chunk,
   })
 end
 

@@ -1,4 +1,5 @@
 -- What generation keeps of a model's earlier positions, or why its step cannot be derived: what `mlua check` reports. Nothing is compiled.
+local Cache = require "mlua.increment"
 local core = require "mlua.core"
 local given = require "mlua.given"
 local m = require "mlua"
@@ -13,7 +14,7 @@ function kept.problem(err)
   return text:match "^[^:]+:%d+: ([^:]+:%d+: .*)" or text -- who called is not of interest
 end
 
-local BLOCK = 16 -- positions: any number would do
+local BLOCK = 16 -- positions: any number would do for pools, and rings are whole blocks
 
 -- fn's result as in a program that is traced: what it assigns and adds to losses is dropped.
 local function traced(fn)
@@ -54,7 +55,7 @@ local function derive(model, seq, others)
   if not core.is_tensor(logits) then return nil end
   core.increment(logits, {
     tokens = tokens, seq = seq.name, kept = states, given = list, new = core.input("new", { row, new }, "i32"), start = core.input("start", { row }, "i32"),
-    count = core.input("count", { row }, "i32"), table = core.input("table", { row, columns }, "i32"), pool = columns.size * BLOCK, block = BLOCK,
+    count = core.input("count", { row }, "i32"), table = core.input("table", { row, columns }, "i32"), pool = columns.size * BLOCK, block = BLOCK, new_max = Cache.CHUNK,
   })
   return states:list()
 end
@@ -89,6 +90,7 @@ end
 local function type_of(k)
   local axes = {}
   for i, axis in ipairs(k.axes) do axes[i] = ("%s=%d"):format(axis.name, axis.size) end
+  if k.ring then table.insert(axes, 1, ("positions=%d"):format(k.ring)) end
   return ("%s[%s]"):format(k.dtype, table.concat(axes, ", "))
 end
 
@@ -111,11 +113,12 @@ end
 local function text_of(found)
   if found.problem then return ("no increment    %s\n"):format(found.problem) end
   local parts = {}
-  for _, kind in ipairs { "pool", "slot" } do
+  for _, kind in ipairs { "pool", "ring", "slot" } do
     local lines, bytes, count = lines_of(found.list, kind)
     if count > 0 then
-      local context = kind == "pool" and (", %s at %s=%d"):format(core.bytes_text(bytes * found.axis.size), found.axis.name, found.axis.size) or ""
-      parts[#parts + 1] = ("%-15s %s in %d tensors%s\n"):format(kind == "pool" and "kept a token" or "kept a sequence", core.bytes_text(bytes), count, context)
+      local more = kind == "pool" and (", %s at %s=%d"):format(core.bytes_text(bytes * found.axis.size), found.axis.name, found.axis.size)
+        or kind == "ring" and ": the last positions, for windows" or ""
+      parts[#parts + 1] = ("%-15s %s in %d tensors%s\n"):format(kind == "pool" and "kept a token" or "kept a sequence", core.bytes_text(bytes), count, more)
       for _, line in ipairs(lines) do parts[#parts + 1] = ("  %3d x %s%s\n"):format(line.count, line.text, line.module ~= "" and " " .. line.module or "") end
     end
   end
@@ -127,14 +130,14 @@ local function json_of(found)
     local file, line, text = found.problem:match "^(.-):(%d+): (.*)$"
     return core.to_json { problem = text or found.problem, file = file, line = math.tointeger(tonumber(line)) }
   end
-  local list, bytes = core.list {}, { pool = 0, slot = 0 }
+  local list, bytes = core.list {}, { pool = 0, ring = 0, slot = 0 }
   for i, k in ipairs(found.list) do
     local axes = core.list {}
     for j, axis in ipairs(k.axes) do axes[j] = { name = axis.name, size = axis.size } end
-    list[i] = { name = k.name, kept = k.kind == "pool" and "position" or "sequence", dtype = k.dtype, axes = axes, bytes = k.bytes, module = k.module, file = k.file, line = k.line }
+    list[i] = { name = k.name, kept = k.kind == "pool" and "position" or "sequence", dtype = k.dtype, axes = axes, bytes = k.bytes, positions = k.ring, module = k.module, file = k.file, line = k.line }
     bytes[k.kind] = bytes[k.kind] + k.bytes
   end
-  return core.to_json { axis = found.axis.name, context = found.axis.size, position_bytes = bytes.pool, sequence_bytes = bytes.slot, context_bytes = bytes.pool * found.axis.size + bytes.slot, states = list }
+  return core.to_json { axis = found.axis.name, context = found.axis.size, position_bytes = bytes.pool, sequence_bytes = bytes.slot + bytes.ring, context_bytes = bytes.pool * found.axis.size + bytes.slot + bytes.ring, states = list }
 end
 
 ---What core.report prints of a model: text, or with --json an object of it; nil where the model generates no text.

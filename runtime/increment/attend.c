@@ -1,4 +1,4 @@
-/* Attention: keys and values in pools, queries of the new positions. */
+/* Attention: keys and values in pools, with a window in rings, queries of the new positions. */
 #include "runtime/graph/cached_attention.h"
 #include "runtime/increment/internal.h"
 
@@ -11,6 +11,7 @@ typedef struct {
     ml_attention_args args; /* of the whole program's */
     ml_cached_attention_args cached;
     int64_t offset; /* a query at position p sees keys up to p + offset */
+    int64_t ring;   /* positions of a ring of keys and values; 0: they lie in pools */
     ml_ref sources[MOST];
     int count;
     ml_ref *copies; /* of the score function, by node */
@@ -82,7 +83,7 @@ static void add_captured(attention *a) {
             increment_refuse(inc, a->n, NULL, "a score function uses more than %d tensors",
                              MOST - CACHED_CAPTURED);
         if (p->fed && p->axis == a->args.kv_seq)
-            value = increment_pool(inc, s, 0, increment_operand(inc, a->n, i, AT_NEW));
+            value = increment_pool(inc, s, 0, a->ring, increment_operand(inc, a->n, i, AT_NEW));
         else
             value = increment_operand(inc, a->n, i, a->at);
         a->sources[a->count++] = value;
@@ -99,14 +100,14 @@ static ml_ref pool_of(attention *a, int i) {
     p.axis = a->args.kv_seq;
     lifting by = increment_by(inc, &p, AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(inc->g, s), &by);
-    return increment_pool(inc, s, 0, ml_broadcast(inc->g, value, &type));
+    return increment_pool(inc, s, 0, a->ring, ml_broadcast(inc->g, value, &type));
 }
 
 /* Keys are their features, which all heads share, and so are values. */
 static void read_latent(attention *a, const latent *l) {
     increment *inc = a->inc;
     a->sources[CACHED_Q] = increment_latent_query(inc, l, &a->args, a->sources[CACHED_Q]);
-    a->sources[CACHED_K] = a->sources[CACHED_V] = increment_latent_pool(inc, l, a->n);
+    a->sources[CACHED_K] = a->sources[CACHED_V] = increment_latent_pool(inc, l, a->n, a->ring);
     a->cached.kv_heads = 0;
     a->cached.head_dim = increment_latent_axis(inc);
 }
@@ -130,7 +131,10 @@ static void read_args(attention *a) {
     ml_attention_read(g, a->n, &a->args);
     int64_t keys = ml_type_size(ml_graph_type(g, s[1]), a->args.kv_seq);
     a->offset = keys - ml_type_size(ml_graph_type(g, s[0]), a->args.seq);
-    ml_axis columns = increment_without(ml_graph_type(g, inc->in->table), inc->row, 0).axis[0];
+    int64_t behind = a->offset < 0 ? -a->offset : 0; /* the newest key that a query sees */
+    a->ring = a->args.window ? increment_ring(inc, a->args.window + behind) : 0;
+    ml_axis columns;
+    a->sources[CACHED_TABLE] = increment_blocks(inc, a->ring, &columns);
     a->cached = (ml_cached_attention_args){.seq = inc->fresh,
                                            .pool = inc->pool,
                                            .columns = columns,
@@ -161,7 +165,6 @@ ml_ref increment_attention(increment *inc, ml_ref n, at_positions at) {
         a->sources[CACHED_K] = pool_of(a, 1);
         a->sources[CACHED_V] = pool_of(a, 2);
     }
-    a->sources[CACHED_TABLE] = inc->in->table;
     add_places(a);
     add_captured(a);
     if (a->args.score) a->cached.score = copy_function(a);

@@ -98,7 +98,7 @@ ml_ref increment_hold(increment *inc, ml_ref n, ml_ref value) {
     if (!p->chunk) return value;
     ml_type type = *ml_graph_type(g, value);
     ml_type rest = increment_without(&type, inc->row, inc->fresh);
-    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, 0, &rest);
+    uint32_t state = increment_slot_state(inc, n, 0, &rest);
     ml_ref before = increment_slot_read(inc, state, ml_const(g, (ml_dtype)rest.dtype, 0));
     type.size[ml_type_find(&type, inc->fresh)] = 1;
     before = ml_broadcast(g, before, &type);

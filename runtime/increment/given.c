@@ -73,7 +73,7 @@ static bool is_view(const increment *inc, ml_ref n) {
 /* The state that holds n for each slot. */
 static uint32_t state_of(increment *inc, ml_ref n) {
     ml_type type = increment_without(ml_graph_type(inc->g, n), inc->places[n].batch, 0);
-    return increment_state(inc, ML_KEPT_SLOT, n, 1, &type);
+    return increment_slot_state(inc, n, 1, &type);
 }
 
 static lifting by_row(const increment *inc, ml_ref n) {

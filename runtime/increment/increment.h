@@ -8,9 +8,10 @@
  * a sequence begins with. New positions from count[i] on change nothing and their logits mean
  * nothing.
  *
- * States are of two kinds. A pool holds a value for each position, in the rows that `table` gives
- * (cached_attention.h); a slot state holds one value for each slot. Programs that derive with the
- * same ml_kept share their states.
+ * States are of three kinds. A pool holds a value for each position, in the rows that `table` gives
+ * (cached_attention.h); a ring holds the last `ring` positions of each slot, what attention with a
+ * window reads; a slot state holds one value for each slot. Programs that derive with the same
+ * ml_kept share their states.
  *
  * What depends on inputs that a prompt gives beside its tokens (`given`) is computed once a prompt,
  * into slot states: ml_increment_give.
@@ -21,11 +22,12 @@
 
 #include "runtime/graph/graph.h"
 
-typedef enum { ML_KEPT_POOL, ML_KEPT_SLOT } ml_kept_kind;
+typedef enum { ML_KEPT_POOL, ML_KEPT_RING, ML_KEPT_SLOT } ml_kept_kind;
 typedef struct {
     ml_kept_kind kind;
     ml_ref node;    /* of the whole program: whose values it holds */
     int64_t rows;   /* values along the axis of positions: 1 but for delayed values; 0: of chunks */
+    int64_t ring;   /* of ML_KEPT_RING: the positions of each slot */
     uint32_t state; /* of the graph; its first axis is of positions or slots */
 } ml_kept;
 /* Fields of an ML_VEC, in an arena of its own. */
@@ -44,6 +46,7 @@ typedef struct {
     ml_ref table;          /* i32 {row, columns}; 0 where nothing is kept by position */
     int64_t pool, block;   /* positions of a pool, those of a block */
     int64_t slot_count;
+    int64_t most; /* new positions of a row in any program that shares what is kept; 0: no rings */
     bool last;           /* logits of the last new position of each row alone */
     const ml_ref *given; /* inputs of the whole program that a prompt gives */
     int given_count;

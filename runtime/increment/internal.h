@@ -80,7 +80,6 @@ typedef struct {
     place *places;     /* by node */
     uint8_t *needs;    /* by node: a bit for each at_positions */
     ml_ref *values[2]; /* by at_positions and node; 0: not computed */
-    ml_ref *pools;     /* by node: the pool that holds it, after this step; 0: none */
     ml_axis row, fresh, slot, pool, past;
     int64_t rows, size[2]; /* of `row`; of `fresh` by at_positions */
     ml_ref position[2];    /* i32 {row, new} */
@@ -236,9 +235,13 @@ ml_ref increment_value(increment *inc, ml_ref s, int64_t lead, at_positions at);
 ml_ref increment_operand(increment *inc, ml_ref n, int i, at_positions at);
 
 /* states.c */
-/* The state of this kind that holds n, and as many rows: of type {slot or pool, value's axes}. */
-uint32_t increment_state(increment *inc, ml_kept_kind kind, ml_ref n, int64_t rows,
-                         const ml_type *value);
+/* The slot state that holds n, and as many rows: of type {slot, value's axes}. */
+uint32_t increment_slot_state(increment *inc, ml_ref n, int64_t rows, const ml_type *value);
+/* The positions of a ring that holds, until the new positions are read, the `window` before each;
+ * 0 where a pool of all positions is no larger. */
+int64_t increment_ring(const increment *inc, int64_t window);
+/* i32 {row, columns}: the blocks of pools, or of rings of so many positions; *columns: its axis. */
+ml_ref increment_blocks(increment *inc, int64_t ring, ml_axis *columns);
 /* {row, ...} of a slot state as it is. */
 ml_ref increment_slot_rows(increment *inc, uint32_t state);
 /* value {row, ...}: what the slots of the rows hold from now on. */
@@ -252,8 +255,8 @@ ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay);
 /* {row, new = rows + new, ...}: n's last `rows` values before the new ones, then those. */
 ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows);
 /* The pool that holds s at this lead, {pool, ...}, with `value`, that of the new positions: element
- * p + lead of the axis is in the row of position p. */
-ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value);
+ * p + lead of the axis is in the row of position p. `ring` > 0: rings of so many positions. */
+ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, int64_t ring, ml_ref value);
 /* The rows of pools in which these positions of each row lie. */
 ml_ref increment_pool_rows(increment *inc, ml_ref position);
 /* All elements of s along its axis of positions, {row, axis, ...}; 0 where no position so far makes
@@ -266,7 +269,7 @@ typedef struct latent latent;
 const latent *increment_latent(increment *inc, ml_ref n);
 void increment_need_latent(increment *inc, const latent *l);
 ml_axis increment_latent_axis(increment *inc); /* of the features that are kept */
-ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n);
+ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n, int64_t ring);
 /* q {row, new, heads, head_dim} over the features; values {row, new, heads, head_dim = size} from
  * sums over them. */
 ml_ref increment_latent_query(increment *inc, const latent *l, const ml_attention_args *a,

@@ -227,7 +227,7 @@ ml_axis increment_latent_axis(increment *inc) {
     return ml_axis_named(inc->g, "latent'");
 }
 
-ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n) {
+ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n, int64_t ring) {
     ml_graph *g = inc->g;
     ml_axis axis = increment_latent_axis(inc);
     ml_ref parts[2 * MOST_TERMS];
@@ -239,7 +239,8 @@ ml_ref increment_latent_pool(increment *inc, const latent *l, ml_ref n) {
         parts[i] = ml_broadcast(g, inc->values[AT_NEW][base], &type);
         parts[i] = ml_cast(g, ml_rename(g, parts[i], vector_axis(inc, base), axis), dtype);
     }
-    return increment_pool(inc, n, 0, l->count > 1 ? ml_concat(g, parts, l->count, axis) : parts[0]);
+    ml_ref value = l->count > 1 ? ml_concat(g, parts, l->count, axis) : parts[0];
+    return increment_pool(inc, n, 0, ring, value);
 }
 
 static ml_ref matrix_of(increment *inc, const term *t, const ml_attention_args *a, ml_dtype dtype) {

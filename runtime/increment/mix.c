@@ -68,7 +68,7 @@ static ml_ref sum_so_far(increment *inc, ml_ref n, ml_ref value, uint32_t *state
     ml_graph *g = inc->g;
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
     rest = increment_without(&rest, inc->places[n].axis, 0);
-    *state = increment_state(inc, ML_KEPT_SLOT, n, 1, &rest);
+    *state = increment_slot_state(inc, n, 1, &rest);
     return increment_slot_read(inc, *state, ml_const(g, (ml_dtype)rest.dtype, 0));
 }
 

@@ -169,7 +169,7 @@ ml_ref increment_recall(increment *inc, ml_ref n, at_positions at) {
     ml_graph *g = inc->g;
     const place *p = &inc->places[n];
     ml_ref table = ml_graph_source(g, n, 0), index = ml_graph_source(g, n, 1);
-    ml_ref pool = increment_pool(inc, table, 0, increment_value(inc, table, 0, AT_NEW));
+    ml_ref pool = increment_pool(inc, table, 0, 0, increment_value(inc, table, 0, AT_NEW));
     index = inc->places[index].fed ? increment_value(inc, index, 0, at)
                                    : increment_table(inc, index, p, at);
     ml_ref value = ml_gather(g, pool, increment_pool_rows(inc, index), inc->pool);

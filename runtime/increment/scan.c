@@ -7,7 +7,7 @@
 /* The state with which the new positions begin: {row, ...}; *state: what holds it. */
 static ml_ref state_before(increment *inc, ml_ref n, int rows, ml_ref initial, uint32_t *state) {
     ml_ref first = increment_squeeze(inc->g, initial, inc->places[n].batch);
-    *state = increment_state(inc, ML_KEPT_SLOT, n, rows, ml_graph_type(inc->g, first));
+    *state = increment_slot_state(inc, n, rows, ml_graph_type(inc->g, first));
     ml_ref value = increment_slot_read(inc, *state, first);
     ml_type type = increment_plain(ML_I32);
     increment_push(&type, inc->row, inc->rows);

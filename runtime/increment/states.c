@@ -1,5 +1,5 @@
-/* States of increments: what slots hold, pools of values by position, values of earlier positions.
- */
+/* States of increments: what slots hold, pools and rings of values by position, values of earlier
+ * positions. */
 #include "runtime/increment/internal.h"
 
 static ml_ref state_node(ml_graph *g, uint32_t state) {
@@ -14,23 +14,28 @@ static uint32_t new_state(increment *inc, ml_ref n, const ml_type *type) {
     return id;
 }
 
-uint32_t increment_state(increment *inc, ml_kept_kind kind, ml_ref n, int64_t rows,
-                         const ml_type *value) {
-    const bool pool = kind == ML_KEPT_POOL;
+static uint32_t find_state(increment *inc, ml_kept what, int64_t size, const ml_type *value) {
     ml_type type = increment_plain((ml_dtype)value->dtype);
-    increment_push(&type, pool ? inc->pool : inc->slot, pool ? inc->in->pool : inc->in->slot_count);
+    increment_push(&type, what.kind == ML_KEPT_SLOT ? inc->slot : inc->pool, size);
     for (int i = 0; i < value->rank; i++) increment_push(&type, value->axis[i], value->size[i]);
     for (uint32_t i = 0; i < inc->kept->count; i++) {
         const ml_kept *k = &inc->kept->at[i];
-        if (k->kind != kind || k->node != n || k->rows != rows) continue;
+        if (k->kind != what.kind || k->node != what.node || k->rows != what.rows ||
+            k->ring != what.ring)
+            continue;
         if (!ml_type_equal(&ml_graph_state(inc->g, k->state)->type, &type))
             ml_raise(ML_INVALID, "programs that share kept states have one number of slots and of "
                                  "positions in pools");
         return k->state;
     }
-    uint32_t id = new_state(inc, n, &type);
-    *ML_PUSH(inc->kept->arena, inc->kept) = (ml_kept){kind, n, rows, id};
-    return id;
+    what.state = new_state(inc, what.node, &type);
+    *ML_PUSH(inc->kept->arena, inc->kept) = what;
+    return what.state;
+}
+
+uint32_t increment_slot_state(increment *inc, ml_ref n, int64_t rows, const ml_type *value) {
+    ml_kept what = {.kind = ML_KEPT_SLOT, .node = n, .rows = rows};
+    return find_state(inc, what, inc->in->slot_count, value);
 }
 
 static void update(increment *inc, uint32_t state, ml_ref value) {
@@ -99,7 +104,7 @@ ml_ref increment_stacked(increment *inc, ml_ref n, int64_t rows) {
     ml_type type = increment_plain((ml_dtype)rest.dtype);
     increment_push(&type, inc->past, rows);
     for (int i = 0; i < rest.rank; i++) increment_push(&type, rest.axis[i], rest.size[i]);
-    uint32_t state = increment_state(inc, ML_KEPT_SLOT, n, rows, &type);
+    uint32_t state = increment_slot_state(inc, n, rows, &type);
     ml_ref initial = initial_rows(inc, n, rows, (ml_dtype)rest.dtype);
     ml_ref before = increment_slot_read(inc, state, initial);
     before = ml_rename(g, before, inc->past, inc->fresh);
@@ -124,6 +129,43 @@ ml_ref increment_delayed(increment *inc, ml_ref n, int64_t delay) {
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
+int64_t increment_ring(const increment *inc, int64_t window) {
+    const int64_t block = inc->in->block, most = inc->in->most;
+    int64_t context = ml_type_size(ml_graph_type(inc->g, inc->in->tokens), inc->in->seq);
+    if (!most || window >= context) return 0;
+    int64_t ring = (window + most - 1 + block - 1) / block * block;
+    return ring < context ? ring : 0;
+}
+
+/* i32 {row}: the slot of each row. */
+static ml_ref slots_of_rows(increment *inc) {
+    return inc->in->slots ? inc->in->slots : ml_iota(inc->g, inc->row, inc->rows);
+}
+
+ml_ref increment_blocks(increment *inc, int64_t ring, ml_axis *columns) {
+    ml_graph *g = inc->g;
+    if (!ring) {
+        *columns = increment_without(ml_graph_type(g, inc->in->table), inc->row, 0).axis[0];
+        return inc->in->table;
+    }
+    *columns = ml_axis_named(g, "ring'");
+    const int64_t count = ring / inc->in->block;
+    ml_type type = increment_plain(ML_I32);
+    increment_push(&type, inc->row, inc->rows);
+    increment_push(&type, *columns, count);
+    ml_ref first = ml_map2(g, ML_OP_MUL, slots_of_rows(inc), ml_const_int(g, ML_I32, count));
+    return ml_map2(g, ML_OP_ADD, ml_broadcast(g, first, &type),
+                   ml_broadcast(g, ml_iota(g, *columns, count), &type));
+}
+
+/* The rows of rings in which these positions of each row lie. */
+static ml_ref ring_rows(increment *inc, int64_t ring, ml_ref position) {
+    ml_graph *g = inc->g;
+    ml_ref size = ml_const_int(g, ML_I32, ring);
+    ml_ref first = ml_map2(g, ML_OP_MUL, slots_of_rows(inc), size);
+    return ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MOD, position, size), first);
+}
+
 ml_ref increment_pool_rows(increment *inc, ml_ref position) {
     ml_graph *g = inc->g;
     const ml_type *table = ml_graph_type(g, inc->in->table);
@@ -136,12 +178,18 @@ ml_ref increment_pool_rows(increment *inc, ml_ref position) {
                    ml_map2(g, ML_OP_MOD, position, block));
 }
 
-ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, ml_ref value) {
+ml_ref increment_pool(increment *inc, ml_ref s, int64_t lead, int64_t ring, ml_ref value) {
     ml_graph *g = inc->g;
     if (!inc->in->table) ml_raise(ML_INVALID, "what is kept by position needs the table of blocks");
     ml_type rest = increment_without(ml_graph_type(g, value), inc->row, inc->fresh);
-    uint32_t state = increment_state(inc, ML_KEPT_POOL, s, 1 + inc->places[s].lead - lead, &rest);
-    ml_ref at = increment_pool_rows(inc, inc->position[AT_NEW]);
+    ml_kept what = {.kind = ring ? ML_KEPT_RING : ML_KEPT_POOL,
+                    .node = s,
+                    .rows = 1 + inc->places[s].lead - lead,
+                    .ring = ring};
+    int64_t size = ring ? ring * inc->in->slot_count : inc->in->pool;
+    uint32_t state = find_state(inc, what, size, &rest);
+    ml_ref position = inc->position[AT_NEW];
+    ml_ref at = ring ? ring_rows(inc, ring, position) : increment_pool_rows(inc, position);
     at = ml_where(g, inc->valid, at, ml_const_int(g, ML_I32, -1));
     ml_ref cache = ml_write_rows(g, state_node(g, state), at, value, inc->pool);
     update(inc, state, cache);
@@ -154,7 +202,7 @@ ml_ref increment_keys(increment *inc, ml_ref s) {
     const place *p = &inc->places[s];
     int64_t size = ml_type_size(ml_graph_type(g, s), p->axis);
     int64_t before = p->lead < size ? p->lead : size;
-    ml_ref pool = increment_pool(inc, s, p->lead, inc->values[AT_NEW][s]), value = 0;
+    ml_ref pool = increment_pool(inc, s, p->lead, 0, inc->values[AT_NEW][s]), value = 0;
     ml_type index = increment_plain(ML_I32);
     increment_push(&index, inc->row, inc->rows);
     increment_push(&index, inc->past, size - before);

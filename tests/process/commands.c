@@ -26,6 +26,10 @@ PROCESS_TEST(check_says_what_is_kept) {
     process_result r = process_run(room, 0, "", "check \"$ROOT/models/t5.lua\" layers=2 --json");
     process_expect(&r, "\"axis\":\"seq\",\"context\":29,\"context_bytes\":");
     process_expect(&r, "\"position_bytes\":3072,\"sequence_bytes\":393344,");
+    r = process_run(room, 0, "", "check \"$ROOT/models/gemma.lua\" seq=2048");
+    process_expect(&r, "kept a token    1.0 KiB in 2 tensors, 2.0 MiB at seq=2048\n");
+    process_expect(&r, "kept a sequence 2.8 MiB in 10 tensors: the last positions, for windows\n"
+                       "   10 x f32[positions=576, kv_heads=2, head_dim=64] ");
     r = process_run(room, 0, "", "check \"$ROOT/models/bert.lua\" --json");
     process_expect(&r, "\"problem\":\"attention without causal = true reads later positions\"}");
     r = process_run(room, 0, "", "check \"$ROOT/models/mamba.lua\" layers=1");

@@ -41,7 +41,7 @@ static int core_increment_states(lua_State *L) {
 }
 
 static int kept_list(lua_State *L) {
-    static const char *const kinds[] = {"pool", "slot"};
+    static const char *const kinds[] = {"pool", "ring", "slot"};
     const ml_graph *g = vm_of(L)->graph;
     kept_box *box = check_kept(L, 1);
     lua_createtable(L, (int)box->list.count, 0);
@@ -56,7 +56,9 @@ static int kept_list(lua_State *L) {
         vm_set_string(L, "file", origin->file);
         vm_set_integer(L, "line", origin->line);
         vm_set_string(L, "dtype", ml_dtypes[state->type.dtype].name);
-        vm_set_integer(L, "bytes", ml_type_bytes(&state->type) / state->type.size[0]);
+        int64_t bytes = ml_type_bytes(&state->type) / state->type.size[0];
+        vm_set_integer(L, "bytes", k->ring ? bytes * k->ring : bytes);
+        if (k->ring) vm_set_integer(L, "ring", k->ring);
         vm_push_state(L, k->state);
         lua_setfield(L, -2, "state");
         lua_createtable(L, state->type.rank - 1, 0);
@@ -131,7 +133,7 @@ static void read_given(lua_State *L, increment_call *call) {
 static void read_fields(lua_State *L, increment_call *call) {
     static const char *const known[] = {"tokens", "seq",   "kept",  "new",       "start",
                                         "count",  "slots", "table", "slots_max", "pool",
-                                        "block",  "last",  "given", NULL};
+                                        "block",  "last",  "given", "new_max",   NULL};
     ml_increment *in = &call->in;
     vm_check_options(L, 2, "core.increment", known);
     lua_getfield(L, 2, "kept");
@@ -150,6 +152,7 @@ static void read_fields(lua_State *L, increment_call *call) {
     in->last = lua_toboolean(L, -1);
     in->block = count_field(L, "block", 16);
     in->pool = count_field(L, "pool", in->block);
+    in->most = vm_option(L, 2, "new_max") ? count_field(L, "new_max", 0) : 0;
     const ml_type *rows = ml_graph_type(vm_of(L)->graph, call->gives ? in->slots : in->start);
     in->slot_count = count_field(L, "slots_max", rows->rank ? rows->size[0] : 1);
 }
@@ -242,8 +245,9 @@ static const vm_entry functions[] = {
     {"increment", core_increment, "logits: Tensor, options: table -> Tensor",
      "the logits of the new positions of several sequences, from those of a whole program over one "
      "sequence: {tokens=, seq=, kept=, new=, start=, count=, slots=, table=, slots_max=, pool=, "
-     "block=, last=, given= inputs of the whole program that a prompt gives}. States are assigned "
-     "as state:assign does"},
+     "block=, last=, given= inputs of the whole program that a prompt gives, new_max= the most new "
+     "positions of the programs that share kept, where windows are held in rings}. States are "
+     "assigned as state:assign does"},
     {"increment_give", core_increment_give, "logits: Tensor, options: table",
      "assigns what increments read of the inputs that a prompt gives to its slot, the one of "
      "`slots`: {tokens=, seq=, kept=, slots=, slots_max=, given=}"},
@@ -255,8 +259,8 @@ static const vm_entry functions[] = {
     {0}};
 static const vm_entry methods[] = {
     {"list", kept_list, "-> table[]",
-     "what is kept: {name=, kind=\"pool\"|\"slot\", dtype=, axes=, bytes= a position or a slot, "
-     "module=, file=, line=, state=}"},
+     "what is kept: {name=, kind=\"pool\"|\"ring\"|\"slot\", dtype=, axes=, bytes= (of a position, "
+     "or of a ring or slot of a sequence), ring= its positions, module=, file=, line=, state=}"},
     {0}};
 
 void vm_increment_register(lua_State *L) {

@@ -72,7 +72,8 @@ end
 
 ---Programs of increments of `model` ({forward(tokens, A), A}, of drawn.lua): a list of {program, new, last}, and the states that they keep.
 local function programs(model, sizes, block)
-  local A = model.A
+  local A, most = model.A, 1
+  for _, size in ipairs(sizes) do most = math.max(most, size.new) end -- where windows are held in rings
   local whole = core.input("whole", { A.batch, A.seq }, "i32")
   local logits, kept = model.forward(whole, A), core.increment_states()
   local row, columns = m.axis("row", ROWS), m.axis("columns", (A.seq.size + block - 1) // block)
@@ -83,7 +84,7 @@ local function programs(model, sizes, block)
     list[i].program = m.compile(function(f)
       local y = core.increment(logits, {
         tokens = whole, seq = A.seq.name, kept = kept, new = f.tokens, start = f.start, count = f.count, slots = f.slots, table = f.table,
-        pool = SLOTS * columns.size * block, slots_max = SLOTS, block = block, last = last,
+        pool = SLOTS * columns.size * block, slots_max = SLOTS, block = block, last = last, new_max = most,
       })
       y = m.log_softmax(y:cast "f32", A.vocab.name)
       return last and y:permute("row", A.vocab.name) or y:permute("row", "new", A.vocab.name)
