@@ -218,7 +218,7 @@ function Trace:finish(code)
     local item = self:diagnostic(document.path, 1, message, ERROR)
     if facts then
       facts.object.pending = nil -- it stays unknown
-      item = self:diagnostic(document.path, training_line(document.text), "planning takes more than 5 s: layouts, memory and steps are not known", INFORMATION)
+      item = self:diagnostic(document.path, training_line(document.text), "planning takes more than 10 s: layouts, memory and steps are not known", INFORMATION)
     end
     return self:publish(document, { [document.path] = { item } })
   end

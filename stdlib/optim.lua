@@ -199,7 +199,7 @@ function m.optimizer(name, defaults, rule)
         if core.is_zero(gradients[i]) then untrained[#untrained + 1] = p:name() end
         local group = all.groups and all.groups(p:name(), p)
         check(group, " groups")
-        local o = merged(all, group)
+        local o = group and merged(all, group) or all
         local step = t.step_of and t.step_of(p) or t.step
         local value, own, finish = p:read(), slots(p, optimizer, o.state_dtype, step)
         local new = rule(value, gradients[i], own, {
@@ -222,8 +222,15 @@ end
 -- 0.99999, has lost some: an average of beta * average + (1 - beta) * x would settle 0.1 % off.
 local function average(past, beta, x) return past + (1 - beta) * (x - past) end
 
--- 1 - beta^step: the sum of the weights in an average that began at 0.
-local function weights(beta, step) return -core.expm1(math.log(beta) * step) end
+-- 1 - beta^step: the sum of the weights in an average that began at 0; traced once for all parameters.
+local weights_of = setmetatable({}, { __mode = "k" })
+local function weights(beta, step)
+  if not core.is_tensor(step) then return -core.expm1(math.log(beta) * step) end
+  local known = weights_of[step] or {}
+  weights_of[step] = known
+  known[beta] = known[beta] or -core.expm1(math.log(beta) * step)
+  return known[beta]
+end
 
 local function adamw_rule(p, g, s, t)
   local o = t.options

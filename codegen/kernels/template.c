@@ -27,7 +27,7 @@ const char *template_get(const ml_template *t, const char *name) {
 }
 
 ml_template template_begin(ml_schedule *s) {
-    s->expansions.index.arena = s->arena;
+    s->expansions.index.arena = s->expansions.settings.arena = s->arena;
     return (ml_template){.arena = s->arena, .known = &s->expansions};
 }
 
@@ -35,21 +35,45 @@ static const char *print(const ml_kernel *kernel, ml_arena *arena) {
     return files_print(kernel->recipe, kernel->entry, arena);
 }
 
-ml_kernel *template_file(ml_template *t, const char *file, const char *label, int pointers) {
+static uint64_t hash_settings(const ml_template *t, const char *file) {
+    uint64_t hash = ml_hash(file, strlen(file), 0);
+    for (uint32_t i = 0; i < t->entries.count; i++) {
+        const ml_parameter *p = &t->entries.at[i];
+        hash = ml_hash(p->name, strlen(p->name) + 1, hash);
+        hash = ml_hash(p->value, strlen(p->value) + 1, hash);
+    }
+    return hash;
+}
+
+/* The number of the file's kernel among those known. Which parameters it declares is read from its
+ * text once for equal settings. */
+static uint32_t find_kernel(ml_template *t, const char *file) {
+    uint64_t settings = hash_settings(t, file);
+    uint32_t cursor = 0, at = ml_index_next(&t->known->settings, settings, &cursor);
+    if (at != ML_INDEX_NONE) return at;
     const ml_file_recipe *recipe = files_choose(t->arena, file, t->entries.at, t->entries.count);
-    ml_kernel *k = ML_NEW(t->arena, ml_kernel);
-    k->key = recipe->key;
-    uint32_t cursor = 0, at = ml_index_next(&t->known->index, k->key, &cursor);
+    cursor = 0;
+    at = ml_index_next(&t->known->index, recipe->key, &cursor);
     if (at == ML_INDEX_NONE) {
+        ml_kernel *k = ML_NEW(t->arena, ml_kernel);
+        k->key = recipe->key;
         k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
         k->recipe = recipe;
-        ml_index_add(&t->known->index, k->key, t->known->kernels.count);
+        at = t->known->kernels.count;
+        ml_index_add(&t->known->index, k->key, at);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
-    } else {
-        const ml_kernel *same = t->known->kernels.at[at];
-        k->entry = same->entry;
-        k->recipe = same->recipe;
     }
+    ml_index_add(&t->known->settings, settings, at);
+    return at;
+}
+
+ml_kernel *template_file(ml_template *t, const char *file, const char *label, int pointers) {
+    uint32_t at = find_kernel(t, file);
+    const ml_kernel *same = t->known->kernels.at[at];
+    ml_kernel *k = ML_NEW(t->arena, ml_kernel);
+    k->key = same->key;
+    k->entry = same->entry;
+    k->recipe = same->recipe;
     k->print = print;
     k->label = label;
     k->pointer_count = pointers;

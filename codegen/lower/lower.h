@@ -181,9 +181,10 @@ typedef struct {
     int64_t bytes; /* that must move: each operand once */
 } ml_step;
 
-/* Kernels of templates by a hash of the body and of what is put in: layers repeat. */
+/* Kernels of templates, by a hash of the body and of what is put in, and by one of a file's name
+ * and of all that was set for it: layers repeat. */
 typedef struct {
-    ml_index index;
+    ml_index index, settings;
     ML_VEC(const ml_kernel *) kernels;
 } ml_expansions;
 

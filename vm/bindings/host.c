@@ -469,6 +469,8 @@ static void make_tables(void *argument) {
     vm->graph = ml_session_graph(vm->session);
 }
 
+enum { CHECK_PAUSE = 400 }; /* percent of what lives, at which garbage is collected again */
+
 ml_status vm_new(const vm_options *options, ml_vm **result) {
     ml_vm *vm = *result = ml_alloc(sizeof *vm);
     if (!vm) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
@@ -486,6 +488,8 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     vm->L = lua_newstate(order_allocate, vm);
     if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");
     *(ml_vm **)lua_getextraspace(vm->L) = vm;
+    /* A check holds no arrays of a device, and nearly all that it makes lives to its end. */
+    if (options->mode == VM_CHECK) lua_gc(vm->L, LUA_GCINC, CHECK_PAUSE, 0, 0);
     lua_pushcfunction(vm->L, open_state);
     if (lua_pcall(vm->L, 0, 0, 0) != LUA_OK) {
         const char *message = lua_tostring(vm->L, -1);

@@ -252,6 +252,7 @@ static int core_program(lua_State *L) {
     lua_settop(L, 2);
     if (vm->dry.runs || vm_cannot_run(vm)) {
         if (vm->options->facts) known_write_pending(L);
+        known_confine_plan();
         explain_plan(L, &p->roots, &p->plan);
         dry_note_program(L, p->plan);
         luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");

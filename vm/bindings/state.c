@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "vm/known/known.h"
+
 static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
 static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
@@ -413,6 +415,7 @@ static int core_grad(lua_State *L) {
         lua_pop(L, 1);
     }
     vm_origin(L, &call.origin);
+    if (vm_of(L)->options->facts) known_write_pending(L);
     vm_protect(L, differentiate, &call);
     lua_createtable(L, call.count, 0);
     for (int i = 0; i < call.count; i++) {

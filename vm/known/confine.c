@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SECONDS = 5 };
+enum { SECONDS = 5, PLAN_SECONDS = 10 }; /* of processor time */
 static const rlim_t MEMORY = (rlim_t)2 << 30;
 
 /* `beyond`: what the hard limit is above the soft one. */
@@ -28,7 +28,7 @@ static void limit(int resource, rlim_t most, rlim_t beyond) {
 }
 
 static void limit_resources(void) {
-    limit(RLIMIT_CPU, SECONDS, 1); /* first SIGXCPU, which says why it ended */
+    limit(RLIMIT_CPU, SECONDS, PLAN_SECONDS + 1); /* first SIGXCPU, which says why it ended */
     limit(RLIMIT_CORE, 0, 0);
 #ifndef __SANITIZE_ADDRESS__ /* whose shadow memory takes more addresses */
     limit(RLIMIT_AS, MEMORY, 0);
@@ -225,8 +225,8 @@ static bool limit_calls(void) {
 #endif
 }
 
-#ifdef __SANITIZE_ADDRESS__
 static bool is_confined;
+#ifdef __SANITIZE_ADDRESS__
 /* The leak check at exit starts a process, which is refused. */
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) {
@@ -234,11 +234,13 @@ int __lsan_is_turned_off(void) {
 }
 #endif
 
+void known_confine_plan(void) {
+    if (is_confined) limit(RLIMIT_CPU, SECONDS + PLAN_SECONDS, 1);
+}
+
 const char *known_confine(const char *folders) {
     limit_resources();
-#ifdef __SANITIZE_ADDRESS__
     is_confined = true;
-#endif
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return "limits";
     bool reading = limit_reading(folders), calls = limit_calls();
     if (!calls) limit(RLIMIT_FSIZE, 0, 0), limit(RLIMIT_NPROC, 0, 0);

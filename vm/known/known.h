@@ -36,15 +36,18 @@ known_values *known_of(lua_State *L); /* NULL: nothing is noted */
 void known_register(lua_State *L);    /* adds trap.seen; the traps are registered */
 /* Of --buffers: what vm_load_file takes in the place of files. */
 void known_set_buffers(lua_State *L, const char *path);
-/* Before the first program is planned: where the script took long, write what is known so far, as
- * an object of its own with "pending". */
+/* Once the forward pass is traced, before its gradients, optimizer and plan: where the script is
+ * large, write what is known so far, as an object of its own with "pending". */
 void known_write_pending(lua_State *L);
 /* After the script: write the JSON object. `failed`: the error is on top of the stack; pops it. */
 void known_write(lua_State *L, bool failed);
 
 /* Restrict this process, before it has threads, to reading below `folders` ("a:b") and where
- * libraries are: no writing of files, no processes, no network, 5 s of processor time, 2 GiB.
+ * libraries are: no writing of files, no processes, no network, 5 s of processor time until
+ * the first program is planned and 15 s in all, 2 GiB.
  * Gives what the kernel enforces: "limits", "limits, calls", "limits, calls, files". */
 const char *known_confine(const char *folders);
+/* A program is to be planned: from now on the limit is that of script and plans. */
+void known_confine_plan(void);
 
 #endif
