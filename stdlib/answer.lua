@@ -29,12 +29,42 @@ function Answer.stops(stop, whose)
   return result
 end
 
----An answer without tokens. `tokenizer` decodes them; without one ids below 256 are bytes; `names` are the texts of further ids. It has at most `limit` tokens.
+---A tokenizer's texts of ids of which the model may have more than the tokenizer: those have the text of `names`, or "".
+---@param tokenizer Tokenizer
+---@param names? table<integer, string>
+---@return {stream: (fun(self: table, options?: table): fun(id?: integer): string), decode: fun(ids: integer[]): string}
+function Answer.texts(tokenizer, names)
+  names = names or {}
+  local texts = {}
+  local function known(id) return not names[id] and id < tokenizer.size end
+  function texts:stream(options)
+    local add = tokenizer:stream(options)
+    return function(id)
+      if id ~= nil and not known(id) then return names[id] or "" end
+      return add(id)
+    end
+  end
+  function texts.decode(ids)
+    local parts, list = {}, {}
+    for _, id in ipairs(ids) do
+      if known(id) then
+        list[#list + 1] = id
+      elseif names[id] then
+        parts[#parts + 1], parts[#parts + 2], list = tokenizer:decode(list), names[id], {}
+      end
+    end
+    parts[#parts + 1] = tokenizer:decode(list)
+    return table.concat(parts)
+  end
+  return texts
+end
+
+---An answer without tokens. `tokenizer` decodes them; without one ids below 256 are bytes; `names` are the texts of further ids, and others have none. It has at most `limit` tokens.
 ---@param o {tokenizer: Tokenizer?, stops: table?, names: table<integer, string>?, limit: integer?, before: integer[]?, skip_special: boolean?} before: ids whose text comes before, so that words join as they would
 ---@return table
 function Answer.new(o)
   local self = setmetatable({ ids = {}, parts = {}, held = "", stops = o.stops or { ids = {}, texts = {} }, limit = o.limit or math.huge, names = o.names or {} }, Answer)
-  self.stream = o.tokenizer and o.tokenizer:stream { skip_special = o.skip_special }
+  self.stream = o.tokenizer and Answer.texts(o.tokenizer, o.names):stream { skip_special = o.skip_special }
   if self.stream then
     for _, id in ipairs(o.before or {}) do self.stream(id) end
   end
@@ -94,8 +124,7 @@ function Answer:add(id, full)
     self.reason = "stop"
     return self:finish(), self.reason
   end
-  local name = self.names[id]
-  text = release(self, name or self.stream and self.stream(id) or not self.stream and id < 256 and string.char(id) or "")
+  text = release(self, self.stream and self.stream(id) or self.names[id] or not self.stream and id < 256 and string.char(id) or "")
   if not self.reason and (full or #self.ids >= self.limit) then
     self.reason = "length"
     text = text .. self:finish()

@@ -173,24 +173,28 @@ local function whole_program(self, rows)
   return program
 end
 
--- A slot gets what depends on what its prompt gives: computed, or that of another open sequence `like` of the same prompt.
-local function give(self, s, like)
-  local row, whole = core.axis("row", 1), self.whole
-  if like and not like.closed then
-    local slot = { row, dtype = "i32" }
-    self.share = self.share or m.compile(function(i) self.cache:give_from(i.slots, i.from) end, { slots = slot, from = slot }, { name = "share", often = true })
-    self.share { slots = { s.slot }, from = { like.slot } }
-    return
-  end
+-- The program that computes into a slot what depends on what its prompt gives.
+local function give_program(self)
   if not self.give then
-    local inputs = { slots = { row, dtype = "i32" } }
+    local whole, inputs = self.whole, { slots = { core.axis("row", 1), dtype = "i32" } }
     for name, tensor in pairs(whole.inputs) do inputs[name] = tensor end
     self.give = m.compile(function(i) self.cache:give(whole, i.slots) end, inputs, { name = "give", often = true })
     load_weights(self)
   end
+  return self.give
+end
+
+-- A slot gets what depends on what its prompt gives: computed, or that of another open sequence `like` of the same prompt.
+local function give(self, s, like)
+  if like and not like.closed then
+    local slot = { core.axis("row", 1), dtype = "i32" }
+    self.share = self.share or m.compile(function(i) self.cache:give_from(i.slots, i.from) end, { slots = slot, from = slot }, { name = "share", often = true })
+    self.share { slots = { s.slot }, from = { like.slot } }
+    return
+  end
   local feed = { slots = { s.slot } }
   for name, elements in pairs(s.given) do feed[name] = elements end
-  self.give(feed)
+  give_program(self)(feed)
   self.given_count = (self.given_count or 0) + 1
 end
 
@@ -262,6 +266,7 @@ function Decoder:prepare(asked, count)
   step_program(self, count or 1, 1)
   if not count and self.slots > 1 then step_program(self, self.slots, 1) end
   if not count and self.increment then increment_program(self, 1, self.chunk) end
+  if not count and self.increment and #self.given > 0 then give_program(self) end
 end
 
 -- Sequences ----------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ end
 -- The text of a prompt as it is shown before its continuation; of ids without a tokenizer nothing is shown.
 local function shown_prompt(prompt, ids, tokenizer)
   if not tokenizer then return type(prompt) == "string" and prompt or "" end
-  local stream, parts = tokenizer:stream(), {}
+  local stream, parts = Answer.texts(tokenizer):stream(), {}
   for i, id in ipairs(ids) do parts[i] = stream(id) end
   return table.concat(parts)
 end

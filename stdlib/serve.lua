@@ -8,6 +8,8 @@ local Decoder = require "mlua.decode"
 local Metrics = require "mlua.serve_metrics"
 local api = require "mlua.serve_api"
 local from = require "mlua.from"
+local given = require "mlua.given"
+local kept = require "mlua.kept"
 local text_files = require "mlua.text_files"
 local tokenizer_files = require "mlua.tokenizer_files"
 
@@ -23,7 +25,7 @@ Server.__index = Server
 -- The model as requests see it ---------------------------------------------------------------------------------------------
 
 -- The ids that end a text, by the folder's files and the tokenizer.
-local function ends_of(tokenizer)
+local function ends_of(tokenizer, how)
   local ids, source = {}, from.source()
   local function add(value)
     for _, id in ipairs(type(value) == "table" and value or { value }) do
@@ -31,6 +33,7 @@ local function ends_of(tokenizer)
     end
   end
   add(tokenizer.eos)
+  add(how and how.stop)
   if source and source.kind == "hf" then
     add(source.config.eos_token_id)
     local text = text_files.read(source.path .. "/generation_config.json")
@@ -40,37 +43,24 @@ local function ends_of(tokenizer)
   return ids
 end
 
--- A tokenizer's texts of ids of which the model may have more than the tokenizer: those have the text "".
-local function texts_of(tokenizer)
-  local texts = {}
-  local function known(id) return id < tokenizer.size end
-  function texts:stream(options)
-    local add = tokenizer:stream(options)
-    return function(id)
-      if id ~= nil and not known(id) then return "" end
-      return add(id)
-    end
-  end
-  function texts.decode(ids)
-    local list = {}
-    for _, id in ipairs(ids) do
-      if known(id) then list[#list + 1] = id end
-    end
-    return tokenizer:decode(list)
-  end
-  return texts
+-- What a model that reads its prompt as an input (m.train's `generate`) is given: {begin = the ids that answers begin with, size = the most
+-- tokens of a prompt, elements = fn(ids): what the decoder is given}.
+local function input_of(decoder, how)
+  local spec, size = decoder.given[1], 1
+  for _, axis in ipairs(spec.axes) do size = size * axis.size end
+  return { begin = how.prompt, size = size, elements = function(ids) return { [spec.name] = given.elements(spec, ids) } end }
 end
 
-local function describe(decoder)
+local function describe(decoder, how)
   local options = core.options()
   local file = tokenizer_files.of_weights()
   local tokenizer = m.tokenizer(file or "bytes")
-  local texts = texts_of(tokenizer)
+  local names = how and how.names
+  local function encode(text) return tokenizer:encode(text, { special = true }) end
   return {
-    name = (options.from:gsub("/+$", ""):match "[^/]+$") or options.from, context = decoder.context, vocab = decoder.vocab, eos = ends_of(tokenizer),
-    texts = texts, -- of answers: without special tokens
-    answers = { stream = function() return texts:stream { skip_special = true } end },
-    encode = function(text) return tokenizer:encode(text, { special = true }) end,
+    name = (options.from:gsub("/+$", ""):match "[^/]+$") or options.from, context = decoder.context, vocab = decoder.vocab, eos = ends_of(tokenizer, how),
+    tokenizer = tokenizer, names = names, texts = Answer.texts(tokenizer, names), input = how and input_of(decoder, how),
+    encode = how and how.encode and function(text) return how.encode(text, encode) end or encode,
     chat = function(messages, variables)
       variables.prompt, variables.template = nil, nil
       local ok, text, ids = pcall(tokenizer.chat, tokenizer, messages, variables)
@@ -148,8 +138,9 @@ end
 local function new_choice(self, job, prompt, sample)
   local asked = {}
   for name, value in pairs(job.asked) do asked[name] = value end
+  asked.given = prompt.given
   asked.seed = (job.seeded and job.asked.seed or job.seed) + sample
-  local answer = Answer.new { tokenizer = self.model.answers, stops = job.stops, limit = job.max_tokens, before = prompt.ids }
+  local answer = Answer.new { tokenizer = self.model.tokenizer, names = self.model.names, skip_special = true, stops = job.stops, limit = job.max_tokens, before = prompt.ids }
   return { job = job, prompt = prompt, asked = asked, answer = answer, offset = 0, entries = {}, held = {}, index = #job.choices, first = true }
 end
 
@@ -166,7 +157,7 @@ function Server:accept(event)
   job.model, job.created, job.counts = self.model.name, self.epoch, { prompt = 0, answer = 0 }
   self.jobs[job.id] = job
   for _, prompt in ipairs(job.prompts) do
-    job.counts.prompt = job.counts.prompt + #prompt.ids
+    job.counts.prompt = job.counts.prompt + prompt.count
     prompt.job = job
     prompt.choices = {}
     for sample = 0, job.n - 1 do
@@ -464,12 +455,15 @@ end
 ---@param model Module
 ---@param seq Axis positions
 local function serve(model, seq)
-  local options = core.options()
+  local options, how = core.options(), given.declared[model]
+  kept.require_prompt(model, seq)
   local http = options.rank == 0 and listen(options) or nil
-  local decoder = Decoder.new(model, { seq = seq, slots = options.slots, weights = options.weights })
+  local decoder = Decoder.new(model, {
+    seq = how and how.axis or seq, slots = options.slots, weights = options.weights, given = how and given.specs(model, { [how.input] = true }) or nil,
+  })
   decoder:prepare(options.batch_invariant and { { temperature = 1, top_p = 0.5, presence_penalty = 1, logprobs = 1 } } or { { temperature = 0 }, { temperature = 1 } })
   local self = setmetatable({
-    http = http, decoder = decoder, model = describe(decoder), metrics = Metrics.new(), queue = options.queue, seconds = options.seconds, jobs = {},
+    http = http, decoder = decoder, model = describe(decoder, how), metrics = Metrics.new(), queue = options.queue, seconds = options.seconds, jobs = {},
     running = {}, waiting = {}, scoring = {}, serial = 0, failures = 0, now = core.time(), epoch = os.time(),
   }, Server)
   self:open_paths()

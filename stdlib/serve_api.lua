@@ -176,6 +176,17 @@ local function check_lengths(r, model)
   if #r.prompts * r.n > MOST_CHOICES then refuse(("a request has at most %d answers: prompts times n"):format(MOST_CHOICES), "n") end
 end
 
+-- A model that reads its prompt as an input gets it as that, and its answer begins with the same ids each time.
+local function as_inputs(r, input)
+  if r.echo then refuse("echo is not supported: this model reads its prompt as an input", "echo") end
+  for _, prompt in ipairs(r.prompts) do
+    if #prompt.ids > input.size then
+      refuse(("this model reads at most %d tokens, and the prompt has %d"):format(input.size, #prompt.ids), "prompt", "context_length_exceeded")
+    end
+    prompt.given, prompt.ids = input.elements(prompt.ids), table.move(input.begin, 1, #input.begin, 1, {})
+  end
+end
+
 local function read(path, body, model)
   check_names(path, body)
   local chat = path == "/v1/chat/completions"
@@ -183,6 +194,7 @@ local function read(path, body, model)
     refuse(("there is no model %s here; it is %s"):format(m.shown(body.model), model.name), "model", "model_not_found", 404)
   end
   check_plain_text(body)
+  if chat and model.input then refuse("this model reads its prompt as an input, and has no conversations: /v1/completions", "messages") end
   local r = { chat = chat, n = integer(body, "n", 1, MOST_CHOICES, 1), echo = not chat and boolean(body, "echo"), stream = boolean(body, "stream") }
   if integer(body, "best_of", 1, MOST_CHOICES, r.n) ~= r.n then refuse("best_of other than n is not supported", "best_of") end
   r.max_tokens = integer(body, "max_completion_tokens", 0, math.maxinteger) or integer(body, "max_tokens", 0, math.maxinteger, chat and model.context or 16)
@@ -194,13 +206,16 @@ local function read(path, body, model)
   if options ~= nil and (type(options) ~= "table" or not r.stream) then refuse("stream_options is an object, and needs stream", "stream_options") end
   r.include_usage = options ~= nil and boolean(options, "include_usage")
   r.prompts = chat and chat_prompt(body, model) or prompts_of(body, model)
+  for _, prompt in ipairs(r.prompts) do prompt.count = #prompt.ids end
+  if model.input then as_inputs(r, model.input) end
   check_lengths(r, model)
   return r
 end
 
----What a request asks for: {chat=, prompts={{ids=, text=}...}, n=, max_tokens=, asked= (sampling.lua), seeded=, stops=, echo=, logprobs= (how many
+---What a request asks for: {chat=, prompts={{ids=, text=, count= (tokens of the prompt), given= (what the decoder is given)}...}, n=, max_tokens=, asked= (sampling.lua), seeded=, stops=, echo=, logprobs= (how many
 ---others, or nil), stream=, include_usage=}; nil and a refusal {status=, message=, param=, code=}. model = {name=, context=, vocab=, eos= (ids),
----encode = fn(text), chat = fn(messages, variables) giving ids or nil and the problem}.
+---encode = fn(text), chat = fn(messages, variables) giving ids or nil and the problem, input = what serve.lua says of a model that reads its
+---prompt as an input, or nil}.
 ---@param path string
 ---@param body table
 ---@param model table

@@ -2,7 +2,6 @@
 -- m.export(model)): the script runs until there, and its model gets the weights of --from.
 local core = require "mlua.core"
 local from = require "mlua.from"
-local given = require "mlua.given"
 local m = require "mlua"
 local text_files = require "mlua.text_files"
 
@@ -64,7 +63,6 @@ function task.take(model, seq)
   if what == "generate" then -- all of them load the weights
     require "mlua.generate_task"(model, seq, task.ids())
   elseif what == "serve" then
-    if given.declared[model] then core.fail "mlua serve answers by models that continue their prompt, and this one reads it as an input: mlua generate" end
     require "mlua.serve"(model, seq)
   else
     require "mlua.hf_export"(model)

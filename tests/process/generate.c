@@ -178,8 +178,18 @@ PROCESS_TEST(generate_of_encoders) {
         process_expect(&r, refused[i][1]);
     }
     process_result r =
-        process_run(room, 1, "", "serve --device cpu --from run \"$ROOT\"/models/t5.lua");
-    process_expect(&r, "mlua serve answers by models that continue their prompt");
+        process_run(room, 1, "", "serve --device cpu --from run \"$ROOT\"/models/llava.lua");
+    process_expect(&r, "the model reads image beside its tokens");
+}
+
+/* Ids that the tokenizer, of bytes, has not: they have no text. */
+PROCESS_TEST(generate_beyond_bytes) {
+    process_shell(
+        room, 0,
+        "$MLUA run --device cpu --quiet \"$ROOT\"/models/gpt.lua layers=1 embed=16 heads=2 "
+        "seq=64 batch=2 vocab=300 steps=1 sample=0 --out run && "
+        "$MLUA generate --device cpu --from run --prompt a --tokens 40 --temperature 1 "
+        "--json >lines && grep -Eq '\"ids\":\\[.*(25[6-9]|2[6-9][0-9])' lines");
 }
 
 /* Of two lists of answers: the log probabilities within 1e-5, all else the same text. */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/process/serving.h"
+#include "vm/serve/library.h"
 
 /* The body of the answer, which must have this status. */
 static char *exchange(const serving *s, const char *path, const char *body, int status) {
@@ -148,6 +149,58 @@ static void check_errors(const serving *s) {
     refused(s, "{\"messages\":[1]}", 400, "has no role");
 }
 
+/* ---- The official client ----------------------------------------------------------------------*/
+
+/* What openai-python sends: by httpx, over one connection. */
+static char *client_request(process_room *room, int port, const char *path, const char *body,
+                            const char *connection) {
+    return ml_arena_format(
+        room->arena,
+        "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept-Encoding: gzip, deflate, br, zstd\r\n"
+        "Connection: %s\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
+        "User-Agent: OpenAI/Python 1.99.0\r\nX-Stainless-Lang: python\r\n"
+        "X-Stainless-Package-Version: 1.99.0\r\nX-Stainless-OS: Linux\r\nX-Stainless-Arch: x64\r\n"
+        "X-Stainless-Runtime: CPython\r\nX-Stainless-Runtime-Version: 3.12.3\r\n"
+        "Authorization: Bearer none\r\nX-Stainless-Async: false\r\nx-stainless-retry-count: 0\r\n"
+        "x-stainless-read-timeout: 600\r\nContent-Length: %zu\r\n\r\n%s",
+        path, port, connection, strlen(body), body);
+}
+
+/* Two requests over one connection: an answer with its length, and a stream in chunks, none of them
+ * compressed, though the client would read that. */
+static void check_client(const serving *s) {
+    static char answer[SERVING_ANSWER];
+    static const char *const body[] = {
+        "{\"model\":\"run\",\"prompt\":\"Say\",\"max_tokens\":3,\"temperature\":0}",
+        "{\"model\":\"run\",\"prompt\":\"Say\",\"max_tokens\":3,\"stream\":true,\"temperature\":"
+        "0}"};
+    int fd = serving_connect(s->port);
+    REQUIRE(fd >= 0);
+    for (int i = 0; i < 2; i++) {
+        const char *text = client_request(s->room, s->port, "/v1/completions", body[i],
+                                          i ? "close" : "keep-alive");
+        CHECK(serving_send(fd, text, strlen(text)));
+    }
+    CHECK(serving_receive(fd, answer));
+    close(fd);
+    CHECK(!strstr(answer, "Content-Encoding"));
+    char *second = strstr(answer + 1, "HTTP/1.1 200 ");
+    REQUIRE(strncmp(answer, "HTTP/1.1 200 ", 13) == 0 && second);
+    CHECK(strstr(second, "Transfer-Encoding: chunked") && strstr(second, "text/event-stream"));
+    json_t *first = json_loads(serving_body(answer), JSON_DISABLE_EOF_CHECK, NULL);
+    char joined[256] = "";
+    char *place, *line = strtok_r(serving_body(second), "\n", &place);
+    for (; line && strcmp(line, "data: [DONE]") != 0; line = strtok_r(NULL, "\n", &place)) {
+        json_t *event = strncmp(line, "data: ", 6) == 0 ? json_loads(line + 6, 0, NULL) : NULL;
+        EXPECT(event != NULL, "no event: %s", line);
+        strncat(joined, text_at(event, "choices.0.text"), sizeof joined - strlen(joined) - 1);
+        json_decref(event);
+    }
+    CHECK(line != NULL);
+    CHECK_TEXT(joined, text_at(first, "choices.0.text"));
+    json_decref(first);
+}
+
 /* Of a stream that a signal interrupts, all comes; what begins then is refused. */
 static void check_end(serving *s) {
     static char answer[SERVING_ANSWER];
@@ -171,7 +224,41 @@ PROCESS_TEST(serve_answers) {
     check_completion(&s);
     check_scores(&s);
     check_errors(&s);
+    check_client(&s);
     check_end(&s);
+}
+
+/* ---- Encoders and decoders --------------------------------------------------------------------*/
+
+/* T5 answers what it reads, several texts at once, as mlua generate does. */
+PROCESS_TEST(serve_inputs) {
+    const http_library *library;
+    if (http_library_open(&library) != ML_OK) test_skip("%s", ml_error_last()->text);
+    process_shell(room, 0,
+                  "cp \"$ROOT\"/models/t5.lua net.lua; $MLUA run net.lua --device cpu --quiet "
+                  "layers=1 embed=16 heads=2 head_dim=8 ffn=32 seq=48 batch=4 steps=12 lr=0.02 "
+                  "warmup=1 --out run");
+    process_write(room, "p.txt", "local <1> = <2>\nx\n");
+    process_result r = process_run(room, 0, "",
+                                   "generate net.lua --device cpu --from run --prompts p.txt "
+                                   "--tokens 6 --temperature 1 --seed 3 --json");
+    serving s = serving_start(room, "", "--slots 3 --device cpu");
+    json_t *a = ask(&s, "/v1/completions",
+                    "{\"prompt\":[\"local <1> = <2>\",\"x\"],\"n\":2,\"seed\":3,\"max_tokens\":6}");
+    char *line = (char *)r.output;
+    for (int i = 0; i < 2; i++, line = strchr(line, '\n') + 1) {
+        json_t *expected = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL);
+        REQUIRE(expected != NULL);
+        CHECK_TEXT(text_at(a, i ? "choices.2.text" : "choices.0.text"), text_at(expected, "text"));
+        json_decref(expected);
+    }
+    CHECK(number_at(a, "usage.prompt_tokens") > 10);
+    json_decref(a);
+    refused(&s, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "no conversations");
+    refused(&s, "{\"prompt\":\"a\",\"echo\":true}", 400, "echo is not supported");
+    refused(&s, "{\"prompt\":\"a text that is longer than the forty-eight tokens of the input\"}",
+            400, "this model reads at most 48 tokens");
+    CHECK_EQ_INT(serving_stop(&s), 0);
 }
 
 /* ---- Chats ------------------------------------------------------------------------------------*/
