@@ -2,7 +2,7 @@
 # Matched training: the same model, seed, order and text in bf16, fp8 and f16, and how far their losses are apart beside what rounding
 # alone does to bf16: tests/matched.sh [OUTPUT-FOLDER [SETTING ...]]
 # The text is what MEGABYTES (100) of files of documentation and sources under TEXT (folders) hold, each content once, as bytes: vocab=256.
-# bf16 runs three times with sums in other orders: as it is, with mlua's own attention (MLUA_CUDNN=0), with accum=2; sigma is their standard
+# bf16 runs three times with sums in other orders: as it is, with attention by other kernels (MLUA_WGMMA=0), with accum=2; sigma is their standard
 # deviation. Compared are mean losses of the last TAIL (200) of STEPS (2000) steps: those of fp8 within max(0.004, 2 sigma) of bf16's mean, those
 # of f16 within max(0.002, 2 sigma). SCRIPT (models/gpt.lua), DEVICE (cuda), MLUA and RUNS ("bf16 bf16-attention bf16-accum fp8 f16") choose.
 # The folder gets losses.txt, a column a run. Exits 1 where a run fails or is further off.
@@ -29,7 +29,9 @@ echo "text: $(stat -c %s "$work/text.txt") bytes"
 train() {
     local dtype=${1%%-*} extra=()
     [ "$1" = bf16-accum ] && extra=(accum=2)
-    MLUA_CUDNN=$([ "$1" = bf16-attention ] && echo 0 || echo 1) "$mlua" run "$script" --device "$device" --dtype "$dtype" --json data="$work/text.txt" \
+    local other=()
+    [ "$1" = bf16-attention ] && other=(MLUA_WGMMA=0)
+    env "${other[@]}" "$mlua" run "$script" --device "$device" --dtype "$dtype" --json data="$work/text.txt" \
         steps="$steps" sample=0 "${extra[@]}" "${settings[@]}" 2>"$work/err" | grep -o '"loss": *[-0-9.e]*' | sed 's/.*: *//' >"$work/$1"
     [ "$(wc -l <"$work/$1")" -ge "$steps" ] || { echo "$1 ended early:" && tail -n 3 "$work/err"; return 1; }
     printf '%-16s mean loss of the last %d steps %.5f\n' "$1" "$tail" "$(mean "$1")"

@@ -106,6 +106,25 @@ PROCESS_TEST(resume_f16) {
           strstr(whole.output, " 2097152\n"));
 }
 
+/* Scales are those of a step: nothing of them is kept, so a run may go on in bf16, and back. */
+PROCESS_TEST(resume_in_fp8_and_bf16) {
+    static const char *const dtypes[] = {"fp8", "bf16", "fp8"};
+    process_write_text(room);
+    static const char run[] =
+        "run \"$ROOT/models/llama.lua\" --device cpu --quiet --out r data=text layers=1 embed=64 "
+        "heads=2 kv_heads=1 ffn=64 seq=16 batch=2 sample=0 warmup=1";
+    for (int i = 0; i < 3; i++)
+        process_run(room, 0, "", "%s --dtype %s steps=%d %s", run, dtypes[i], 2 * (i + 1),
+                    i ? "--resume" : "");
+    const char *all = losses(room, "r");
+    for (int i = 0; i < 6; i++) {
+        const char *line = strstr(all, ml_arena_format(room->arena, "step %d ", i + 1));
+        EXPECT(line, "step %d is missing in\n%s", i + 1, all);
+        const double loss = line ? strtod(line + 7, NULL) : 0;
+        EXPECT(loss > 0 && loss < 6, "the loss of step %d is %g", i + 1, loss);
+    }
+}
+
 PROCESS_TEST(resume_restarts) {
     process_write(room, "a.lua", script);
     char *expected = undisturbed(room, "-n 2 --mesh dp=2");
