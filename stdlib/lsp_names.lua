@@ -8,7 +8,7 @@ local core = require "mlua.core"
 local names = {}
 
 -- Of the text that is parsed.
-local tokens, at, scope, variables, class, calls
+local tokens, at, scope, variables, class, calls, imports, exports
 
 local BINARY = {}
 for word in ("+ - * / // % ^ .. == ~= < <= > >= and or & | ~ << >>"):gmatch "%S+" do BINARY[word] = true end
@@ -62,13 +62,17 @@ local function field(value, token, sets)
   token.field, token.owner, token.sets = token.text, value.owner, sets
   token.chain = value.chain and value.chain .. "." .. token.text or nil
   local owner = token.owner
+  local known = value.fields and value.fields[token.text]
+  if known then return { owner = known.owner, makes = known.makes, fields = known.fields, chain = token.chain, first = value.first } end
   return { owner = owner and owner ~= "library" and owner .. "." .. token.text or nil, library = owner == "library" and token.text or nil, chain = token.chain, first = value.first }
 end
 
 -- Whose the keys are of a table that is the value of a key: the tables in presets have those of the configuration.
 local INNER = { config = { presets = "presets" }, presets = setmetatable({}, { __index = function() return "config" end }) }
 
+-- Gives the values of its keys.
 local function table_constructor(owner)
+  local fields = {}
   advance()
   while kind() ~= "}" and kind() ~= "EOF" do
     local before = at
@@ -84,7 +88,7 @@ local function table_constructor(owner)
       if kind() == "{" and INNER[owner] then
         table_constructor(INNER[owner][key.text])
       else
-        expression()
+        fields[key.text] = expression()
       end
     else
       expression()
@@ -92,6 +96,7 @@ local function table_constructor(owner)
     if not accept "," and not accept ";" and at == before then advance() end
   end
   accept "}"
+  return fields
 end
 
 local function parameters(method, owner)
@@ -166,7 +171,7 @@ local function arguments(value, method)
   if made == "module" then return { owner = "class:" .. (strings[1] or "?"), makes = "class:" .. (strings[1] or "?") } end
   if value.makes and not method then return { owner = value.makes } end
   if call.name == "require" and strings[1] == "mlua" then return { owner = "library" } end
-  return {}
+  return call.name == "require" and imports[strings[1]] or {}
 end
 
 local function suffixed(assigned)
@@ -177,7 +182,7 @@ local function suffixed(assigned)
   elseif kind() == "NAME" then
     local variable = refer(advance())
     local known = variable.value or {}
-    value = { owner = known.owner, makes = known.makes, chain = variable.name, first = first.first }
+    value = { owner = known.owner, makes = known.makes, fields = known.fields, chain = variable.name, first = first.first }
   else
     return nil
   end
@@ -221,7 +226,7 @@ function expression()
     value = {}
   elseif what == "{" then
     value = { owner = "table:" .. at }
-    table_constructor(value.owner)
+    value.fields = table_constructor(value.owner)
   elseif what == "NAME" or what == "(" then
     value = suffixed(false)
   elseif what == "STRING" or what == "NUMBER" or what == "nil" or what == "true" or what == "false" or what == "..." then
@@ -348,7 +353,8 @@ local function statement()
     inner_block "until"
   elseif what == "return" then
     advance()
-    if not ENDS[kind()] and kind() ~= ";" then expressions() end
+    local given = not ENDS[kind()] and kind() ~= ";" and expressions()
+    if given and not scope.outer then exports = given[1].value end
   elseif what == "NAME" or what == "(" then
     local targets = {}
     repeat
@@ -382,16 +388,19 @@ function block()
 end
 
 ---The tokens of a text, with variable, field, owner, chain, call; the variables; the calls.
+---`exports` is what is known of the value that the file returns; `given` that of required files, by name.
 ---@param source string
-function names.parse(source)
+---@param given? table
+function names.parse(source, given)
   tokens, at, scope, variables, class, calls, depth = core.tokens(source), 1, nil, {}, nil, {}, 0
+  imports, exports = given or {}, nil
   open_scope()
   repeat
     block()
     if kind() ~= "EOF" then advance() end -- an end too many
   until kind() == "EOF"
   close_scope()
-  local result = { tokens = tokens, variables = variables, calls = calls }
+  local result = { tokens = tokens, variables = variables, calls = calls, exports = exports }
   for _, variable in ipairs(variables) do variable.till = variable.till or math.huge end
   tokens, variables, calls = nil, nil, nil
   return result

@@ -2,6 +2,7 @@
 local core = require "mlua.core"
 local names = require "mlua.lsp_names"
 local texts = require "mlua.lsp_text"
+local workspace = require "mlua.lsp_workspace"
 local places = {}
 
 local INVALID_PARAMS = -32602
@@ -21,7 +22,7 @@ local function axes_of(parsed)
 end
 
 -- What a token names: {variable=}, {axis=}, {setting=} or {field=, owner=}; nil: nothing of the script's.
-local function meaning(parsed, token, axes)
+local function meaning(document, token, axes)
   if token.variable then return { variable = token.variable } end
   local name = content(token)
   if name then
@@ -34,7 +35,7 @@ local function meaning(parsed, token, axes)
   if owner == "config" then return { setting = token.field } end
   if owner and owner:find "^argument:" then return axes[token.field] and { axis = token.field } or nil end
   if owner and owner:find "^option:" then return nil end
-  return owner and owner ~= "library" and { field = token.field, owner = owner } or nil
+  return owner and owner ~= "library" and { field = token.field, owner = workspace.owner(owner, document.path) } or nil
 end
 
 local function same(a, b)
@@ -48,33 +49,30 @@ local function name_range(document, token)
   return document.text:range(token.first, token.last)
 end
 
--- Documents that share axes and settings with this one: what its script loads, or a script that loads it.
-local function related(document, server)
-  local list = { document }
-  local facts = server.trace:facts_about(document.path)
-  for path, other in pairs(server.documents) do
-    if other ~= document and facts and facts.files[path] then list[#list + 1] = other end
-  end
-  return list
-end
-
--- Every token that means the same: {document, token} pairs.
-local function occurrences(document, wanted, server)
+-- Every token that means the same in these documents: {document, token} pairs.
+local function occurrences(documents, wanted)
   local list = {}
-  for _, other in ipairs(wanted.variable and { document } or related(document, server)) do
-    local axes = axes_of(other.parsed)
+  for _, document in ipairs(documents) do
+    local axes = axes_of(document.parsed)
     if wanted.axis then axes[wanted.axis] = true end
-    for _, token in ipairs(other.parsed.tokens) do
-      if token.kind ~= "EOF" and same(meaning(other.parsed, token, axes), wanted) then list[#list + 1] = { document = other, token = token } end
+    for _, token in ipairs(document.parsed.tokens) do
+      if token.kind ~= "EOF" and same(meaning(document, token, axes), wanted) then list[#list + 1] = { document = document, token = token } end
     end
   end
   return list
 end
 
-local function meaning_at(document, offset)
+-- What the token at a byte means, the token, and the documents in which it may occur: this one for a variable.
+local function meaning_at(document, offset, server)
   local token = names.token_at(document.parsed, offset)
   if not token then return nil end
-  return meaning(document.parsed, token, axes_of(document.parsed)), token
+  if token.variable then return meaning(document, token), token, { document } end
+  local documents, axes = workspace.related(document, server), {}
+  for _, other in ipairs(documents) do
+    for name in pairs(axes_of(other.parsed)) do axes[name] = true end
+  end
+  token = names.token_at(documents[1].parsed, offset)
+  return meaning(documents[1], token, axes), token, documents
 end
 
 local function location(place) return { uri = place.document.uri, range = name_range(place.document, place.token) } end
@@ -82,26 +80,20 @@ local function location(place) return { uri = place.document.uri, range = name_r
 -- A file that require names.
 local function required_file(document, token, server)
   local name = token.kind == "STRING" and token.call and token.call.name == "require" and token.text:match "^[\"'](.*)[\"']$"
-  if not name then return nil end
-  name = name:gsub("%.", "/")
-  for _, folder in ipairs { document.path:match "^(.*)/", server:root_of(document.path) or "" } do
-    for _, file in ipairs { folder .. "/" .. name .. ".lua", folder .. "/" .. name .. "/init.lua" } do
-      if core.lsp_path(file) then
-        return core.list { { uri = texts.uri_of(file), range = { start = { line = 0, character = 0 }, ["end"] = { line = 0, character = 0 } } } }
-      end
-    end
-  end
+  local file = name and workspace.required(document.path, name, server:root_of(document.path))
+  local start = { line = 0, character = 0 }
+  return file and core.list { { uri = texts.uri_of(file), range = { start = start, ["end"] = start } } } or nil
 end
 
 function places.definition(document, _, offset, _, server)
-  local wanted, token = meaning_at(document, offset)
+  local wanted, token, documents = meaning_at(document, offset, server)
   if not wanted then return token and required_file(document, token, server) end
   local list, keys = {}, {}
   local variable = wanted.variable
   if variable and variable.token and not variable.token.implicit then
     return core.list { location { document = document, token = variable.token } }
   end
-  for _, place in ipairs(occurrences(document, wanted, server)) do
+  for _, place in ipairs(occurrences(documents, wanted)) do
     if place.token.sets or place.token.made or place.token.body then list[#list + 1] = location(place) end
     if place.token.key and not keys[1] then keys[1] = location(place) end
   end
@@ -109,10 +101,10 @@ function places.definition(document, _, offset, _, server)
 end
 
 function places.references(document, _, offset, params, server)
-  local wanted = meaning_at(document, offset)
+  local wanted, _, documents = meaning_at(document, offset, server)
   local list = {}
   local declared = not params.context or params.context.includeDeclaration ~= false
-  for _, place in ipairs(wanted and occurrences(document, wanted, server) or {}) do
+  for _, place in ipairs(wanted and occurrences(documents, wanted) or {}) do
     local declares = place.token.key or wanted.variable and place.token == wanted.variable.token
     if declared or not declares then list[#list + 1] = location(place) end
   end
@@ -126,8 +118,8 @@ local function can_rename(wanted)
   return wanted and not (variable and (not variable.token or variable.token.implicit) and variable.kind ~= "global")
 end
 
-function places.prepare(document, _, offset)
-  local wanted, token = meaning_at(document, offset)
+function places.prepare(document, _, offset, _, server)
+  local wanted, token = meaning_at(document, offset, server)
   return can_rename(wanted) and name_range(document, token) or nil
 end
 
@@ -144,19 +136,21 @@ local function conflict(document, wanted, to)
     if axes_of(document.parsed)[to] then return ("the script has an axis %q already"):format(to) end
   else
     for _, other in ipairs(document.parsed.tokens) do
-      local taken = meaning(document.parsed, other, {})
+      local taken = meaning(document, other, {})
       if taken and (wanted.setting and taken.setting == to or wanted.field and taken.field == to and taken.owner == wanted.owner) then return to .. " is taken already" end
     end
   end
 end
 
 function places.rename(document, _, offset, params, server)
-  local wanted = meaning_at(document, offset)
+  local wanted, _, documents = meaning_at(document, offset, server)
   if not can_rename(wanted) then server.refuse(INVALID_PARAMS, "nothing of the script's is here to be renamed") end
-  local problem = conflict(document, wanted, params.newName)
-  if problem then server.refuse(INVALID_PARAMS, problem) end
+  for _, other in ipairs(documents) do
+    local problem = conflict(other, wanted, params.newName)
+    if problem then server.refuse(INVALID_PARAMS, other == documents[1] and problem or problem .. ": " .. other.path) end
+  end
   local changes = {}
-  for _, place in ipairs(occurrences(document, wanted, server)) do
+  for _, place in ipairs(occurrences(documents, wanted)) do
     local uri = place.document.uri
     changes[uri] = changes[uri] or core.list {}
     table.insert(changes[uri], { range = name_range(place.document, place.token), newText = params.newName })

@@ -355,6 +355,7 @@ static int search_file(lua_State *L) {
         lua_pushstring(L, found);
         return 2;
     }
+    lua_settop(L, 1);
     lua_getglobal(L, "package");
     lua_getfield(L, 2, "searchpath");
     lua_pushvalue(L, 1);
