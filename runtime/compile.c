@@ -10,6 +10,7 @@
  * given script. */
 #include "runtime/compile.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "codegen/lower/library.h"
@@ -323,6 +324,11 @@ static int64_t moment_bytes(const ml_plan *plan) {
 static void measure(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
+    for (int i = 0; i < plan->part_count; i++) {
+        const ml_schedule *s = plan->parts[i]->schedule;
+        for (uint32_t t = 0; t < s->steps.count; t++)
+            size->seconds += plan_step_seconds(s, plan->layout, t);
+    }
     for (int v = p ? p->coordinate : 0; p && v < p->count; v += p->ranks) {
         size->caches |= pipeline_once_per_step(p, v) != NULL;
         size->weight_grad |= p->stages[v].waves.weight_grad;
@@ -342,15 +348,13 @@ static const ml_compile_options *options_of(const ml_compile_input *in) {
 }
 
 static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
-    static const char *const recompute[] = {
-        [RECOMPUTE_SELECTIVE] = "selective",
-        [RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD] =
-            "selective, without stages that defer weight gradients",
-        [RECOMPUTE_FULL] = "full",
-    };
-    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s",
+    char share[32] = "";
+    if (choice->kept < 1) snprintf(share, sizeof share, ", %.1f %% kept", 100 * choice->kept);
+    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s",
              choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
-             recompute[choice->recompute]);
+             choice->cheap_everywhere ? "selective"
+                                      : "selective, without stages that defer weight gradients",
+             share);
 }
 
 /* Compile *c->plan, instead of the attempt before. */
@@ -385,7 +389,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     compilation c = {in, plan};
     plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
-    plan_choice first = {.recompute = RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD};
+    plan_choice first = {.kept = 1};
     first.overlap =
         in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);
     first.param_cache = in->cut != NULL && !options->no_param_cache &&

@@ -244,19 +244,22 @@ static int64_t spare_bytes(const ml_plan *plan) {
     return (int64_t)(bytes < most ? bytes : most); /* flops grow with the square of a sequence */
 }
 
-static bool recomputes_all(const pass_context *c) {
-    return c->choice.recompute == RECOMPUTE_FULL || c->plan->options->recompute == ML_ALWAYS;
+/* The share of values that is kept for the backward pass. */
+static double kept_share(const pass_context *c) {
+    return c->plan->options->recompute == ML_ALWAYS ? 0 : c->choice.kept;
+}
+static bool recomputes_cheap(const pass_context *c) {
+    bool deferred = c->input_wave != NULL;
+    return c->plan->options->recompute != ML_NEVER && on_gpu(c) &&
+           (!deferred || c->choice.cheap_everywhere);
 }
 static bool recomputes(pass_context *c) {
-    bool deferred = c->input_wave != NULL;
-    if (recomputes_all(c)) return true;
-    return c->plan->options->recompute == ML_AUTO && on_gpu(c) &&
-           !(deferred && c->choice.recompute == RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD);
+    return recomputes_cheap(c) || kept_share(c) < 1;
 }
 static ml_graph *recompute(pass_context *c) {
     ml_plan *plan = c->plan;
-    if (recomputes_all(c)) return ml_recompute(plan->graph, &plan->roots);
-    return ml_recompute_selective(plan->graph, &plan->roots, spare_bytes(plan));
+    int64_t bytes = recomputes_cheap(c) ? spare_bytes(plan) : 0;
+    return ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c));
 }
 
 static bool defers_weight_grad(pass_context *c) {
@@ -342,7 +345,7 @@ static const pass choice_passes[] = {
     {"simplify_chunks", .run_with = simplify_parts, .when = has_chunks,
      .purpose = "slices of slices, and what all chunks compute alike"},
     {"recompute", .run_with = recompute, .when = recomputes,
-     .purpose = "cheap values are computed again in the backward pass instead of stored"},
+     .purpose = "values are computed again in the backward pass where that saves memory"},
     {"reuse_concat_slices", .run_with = reuse_slices, .when = defers_weight_grad,
      .purpose = "deferred products read slices of what is stored anyway"},
     {"fuse_expert_norms", ml_fuse_expert_norms, .when = has_expert_norms,

@@ -51,7 +51,7 @@ typedef struct {
     int mesh_count;
     vm_setting layout[VM_MAX_SETTINGS]; /* --layout: an option of m.layout's presets, its value */
     int layout_count;
-    double memory;        /* --memory: GiB of the device that is planned for; 0: its own */
+    double memory;        /* --memory: GiB of a rank's device that may be used; 0: all */
     int64_t gpus, hosts;  /* of tune: ranks, and on how many hosts; 0: not given */
     int64_t global_batch; /* --batch of tune; 0: the script's */
     int64_t within;       /* of tune: seconds of its search; 0: not given */

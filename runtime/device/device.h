@@ -114,6 +114,7 @@ struct ml_device {
     ml_profile *profile;               /* owned; NULL: runs are not looked at */
     char description[256];             /* "NVIDIA H200, 141 GB, driver 580.1" */
     int64_t peak_bytes, current_bytes; /* allocated */
+    int64_t total_bytes; /* memory of the device, in use or not; 0: not known */
 };
 
 extern const ml_device_ops ml_device_cpu, ml_device_null;

@@ -26,6 +26,9 @@ ml_graph *ml_session_graph(ml_session *session);
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal);
 ml_device *ml_session_device(ml_session *session); /* NULL before */
 void ml_session_set_seed(ml_session *session, int64_t seed);
+/* A budget for all memory of a rank's device that is in use, that of its context and libraries
+ * included; before the device is opened. 0: what the device has. */
+void ml_session_set_memory(ml_session *session, int64_t bytes);
 int64_t ml_session_seed(const ml_session *session);
 
 /* On several ranks: `comm` joins them and outlives the session. Every rank then makes the same

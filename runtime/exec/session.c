@@ -59,11 +59,24 @@ ml_device *ml_session_device(ml_session *session) {
 void ml_session_set_seed(ml_session *session, int64_t seed) {
     session->seed = seed;
 }
+void ml_session_set_memory(ml_session *session, int64_t bytes) {
+    session->memory_budget = bytes;
+}
 void ml_session_log(ml_session *session, ml_compile_log *log) {
     session->options.log = log;
 }
 int64_t ml_session_seed(const ml_session *session) {
     return session->seed;
+}
+
+/* What is not for plans, such as the context's own memory, counts too. */
+static void limit_memory(ml_session *session) {
+    ml_device *device = session->device;
+    int64_t budget = session->memory_budget, plans = device->target.memory_bytes;
+    if (budget == 0) return;
+    if (device->total_bytes > 0) budget -= device->total_bytes - plans;
+    if (budget < 1) budget = 1;
+    if (plans == 0 || budget < plans) device->target.memory_bytes = budget;
 }
 
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
@@ -75,6 +88,7 @@ ml_status ml_session_open(ml_session *session, const char *device, int ordinal) 
         if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
             session->device->target.memory_bytes /= ml_comm_world(session->comm); /* of one host */
         }
+        limit_memory(session);
         return session_devices_agree(session);
     }
     if (device == NULL || strcmp(device, session->device->ops->name) == 0) return ML_OK;

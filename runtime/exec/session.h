@@ -19,7 +19,8 @@ struct ml_session {
     ml_device *device;
     ml_compile_options options; /* of all programs */
     int64_t seed;
-    ml_comm *comm; /* NULL: one process */
+    int64_t memory_budget; /* bytes of a rank; 0: what the device has */
+    ml_comm *comm;         /* NULL: one process */
     ml_layout layout;
     ml_layout unbounded; /* the layout without `exchange`: of retries */
     bool has_layout;

@@ -26,6 +26,10 @@ ml_ref rewrite_copy(rewrite *r, ml_ref node, const ml_ref *sources) {
     return ml_graph_copy(r->to, r->from, node, sources);
 }
 
+ml_ref rewrite_copy_again(rewrite *r, ml_ref node, const ml_ref *sources) {
+    return graph_copy_node(r->to, r->from, node, sources, ML_NODE_BACKWARD | ML_NODE_COPY, 0);
+}
+
 static ml_ref rewritten(run *p, ml_ref node) {
     rewrite *r = &p->rewrite;
     const ml_node *n = ml_graph_node(r->from, node);

@@ -29,6 +29,8 @@ typedef struct {
  * that a rule can do. Nodes that it makes carry the node's origin and flags. */
 typedef ml_ref rewrite_rule(rewrite *r, ml_ref node, const ml_ref *sources);
 ml_ref rewrite_copy(rewrite *r, ml_ref node, const ml_ref *sources);
+/* A second one, which the backward pass computes again. */
+ml_ref rewrite_copy_again(rewrite *r, ml_ref node, const ml_ref *sources);
 
 /* Set r->order, for `begin`: ascending, except for what extra edges make wait (rewrite_order.c).
  * `extra` calls edge(edges, source, user) for each, twice over. false where they form a cycle. */

@@ -80,12 +80,11 @@ ml_graph *ml_half_batches(const ml_graph *from, ml_roots *roots, ml_axis axis, i
  * those of chunks), are added to the state one after the other. After sharding: one by one they
  * would be reduced over ranks one by one too. */
 ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
-/* Full recomputation: the backward pass computes elementwise forward values (norm outputs,
- * activations) again instead of saving them, where their inputs are saved anyway. */
-ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
-/* Selective recomputation: only values whose copies add little memory traffic, `bytes` bytes in all
- * at most. */
-ml_graph *ml_recompute_selective(const ml_graph *from, ml_roots *roots, int64_t bytes);
+/* The backward pass computes forward values again instead of saving them. First values whose
+ * copies add little memory traffic, `bytes` bytes in all at most (selective recomputation). Where
+ * `kept` is below 1, any values: of the bytes of saved values between the most and the least that
+ * can be, this share is saved, so that computing the others again takes the least time. */
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept);
 
 /* Where n compares values with the largest or smallest of them: mark the nodes that compute them,
  * which must be computed once (share_comparisons.c). */

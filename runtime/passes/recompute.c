@@ -8,11 +8,12 @@
  * sources, nearest first; of all cuts on the way, the one is chosen that adds the fewest bytes to
  * what is saved. Where that is the value itself, it is saved.
  *
- * Selective recomputation is limited to values that cost at most one write, for a product to read:
- * what they are computed from is read by the backward phase's elementwise work anyway. It stops
- * when the writes add up to the given bytes. */
-#include "runtime/graph/rewrite.h"
+ * This is selective recomputation: it is limited to values that cost at most one write, for a
+ * product to read: what they are computed from is read by the backward phase's elementwise work
+ * anyway. It stops when the writes add up to the given bytes. Where less is to be kept than that
+ * leaves, recompute_parts.c chooses among all values, products and attention included. */
 #include "runtime/passes/passes.h"
+#include "runtime/passes/recompute_parts.h"
 
 #include <string.h>
 
@@ -34,9 +35,10 @@ typedef struct {
     bool *weight;   /* by node: a state, cast and moved: the same through the step */
     bool *table;    /* by node: made of constants and indices alone, such as rotary tables */
     uint8_t *fates;
-    ml_ref *copies; /* by node of `from`: its copy in `to` */
-    ml_ref *until;  /* by node: a product that waits for the sources of this one; 0: does not */
-    bool selective;
+    ml_ref *copies;   /* by node of `from`: its copy in `to` */
+    ml_ref *until;    /* by node: a product that waits for the sources of this one; 0: does not */
+    bool *compared;   /* by node: an operand of a comparison with its largest element */
+    double kept;      /* share of what selective recomputation leaves that is kept */
     bool *read;       /* by node: the backward phase's elementwise work reads it, or what it is made
                          from elementwise */
     bool *multiplied; /* by node: operand of a product of the backward phase */
@@ -87,9 +89,8 @@ static bool reads_memory_of(ml_op user) {
  * the whole batch. */
 static void find_needs(state *s) {
     const ml_graph *g = s->r->from;
-    bool *compared = ML_NEW_ARRAY(s->r->scratch, bool, s->r->count);
     for (ml_ref n = 1; n < s->r->count; n++)
-        if (s->r->users[n]) ml_mark_compared(g, n, compared);
+        if (s->r->users[n]) ml_mark_compared(g, n, s->compared);
     for (ml_ref n = 1; n < s->r->count; n++) {
         if (!s->r->users[n] || !s->backward[n]) continue;
         const ml_node *node = ml_graph_node(g, n);
@@ -105,7 +106,7 @@ static void find_needs(state *s) {
         }
     }
     for (ml_ref n = 1; n < s->r->count; n++)
-        if (compared[n] && !s->backward[n]) s->fates[n] = KEPT;
+        if (s->compared[n] && !s->backward[n]) s->fates[n] = KEPT;
 }
 
 /* ---- Cuts ------------------------------------------------------------------------------------ */
@@ -182,7 +183,7 @@ static void decide(state *s, ml_ref n) {
         int64_t cost = cost_of(s, &now);
         if (cost < cheapest) cheapest = cost, best = now;
     }
-    if (s->selective && !afford(s, n, &best, bytes_of(s, n) - cheapest)) {
+    if (!afford(s, n, &best, bytes_of(s, n) - cheapest)) {
         s->fates[n] = KEPT;
         return;
     }
@@ -291,21 +292,44 @@ static void find_readers(state *s) {
     }
 }
 
+/* Choose anew among all values of the forward pass, with less kept. */
+static void decide_all(state *s) {
+    rewrite *r = s->r;
+    bool *kept = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    bool *light = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    uint8_t *fates = ML_NEW_ARRAY(r->scratch, uint8_t, (size_t)r->count + 1);
+    for (ml_ref n = 1; n < r->count; n++) {
+        kept[n] = is_leaf(s, n) || s->weight[n] || s->table[n];
+        light[n] = s->fates[n] == COPIED;
+    }
+    recompute_program_choose(&(recompute_program){.r = r,
+                                                  .backward = s->backward,
+                                                  .kept = kept,
+                                                  .fixed = s->compared,
+                                                  .light = light,
+                                                  .share = s->kept},
+                             fates);
+    for (ml_ref n = 1; n < r->count; n++)
+        if (fates[n] != RECOMPUTE_UNUSED) s->fates[n] = fates[n] == RECOMPUTE_AGAIN ? COPIED : KEPT;
+}
+
 static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
     s->read = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->multiplied = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->backward = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->compared = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->table = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->fates = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     find_phases(s);
     find_needs(s);
-    if (s->selective) find_readers(s);
+    find_readers(s);
     for (ml_ref n = 1; n < r->count; n++)
         if (s->fates[n] == NEEDED) decide(s, n);
+    if (s->kept < 1) decide_all(s);
     find_order(s);
 }
 
@@ -321,11 +345,7 @@ static ml_ref copy_of(state *s, ml_ref n) {
     ml_ref *sources = ML_NEW_ARRAY(r->scratch, ml_ref, node->source_count);
     for (int i = 0; i < node->source_count; i++)
         sources[i] = copy_of(s, ml_graph_source(r->from, n, i));
-    ml_graph_set_origin(r->to, ml_graph_origin(r->from, n));
-    ml_graph_set_flags(r->to, ML_NODE_BACKWARD | ML_NODE_COPY);
-    return s->copies[n] =
-               ml_graph_add(r->to, node->op, sources, node->source_count, ml_graph_args(r->from, n),
-                            node->arg_count, ml_graph_type(r->from, n));
+    return s->copies[n] = rewrite_copy_again(r, n, sources);
 }
 
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
@@ -340,12 +360,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, own);
 }
 
-ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots) {
-    state s = {0};
-    return rewrite_run(from, roots, begin, rule, &s);
-}
-
-ml_graph *ml_recompute_selective(const ml_graph *from, ml_roots *roots, int64_t bytes) {
-    state s = {.selective = true, .bytes_left = bytes};
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept) {
+    state s = {.bytes_left = bytes, .kept = kept};
     return rewrite_run(from, roots, begin, rule, &s);
 }

@@ -1,68 +1,113 @@
-/* The ladder of attempts. What is saved first costs least time: selective recomputation
- * also for deferred weight gradients, no cache of parameters, collectives
- * that do not overlap, everything recomputed that need not be stored. */
+/* The search for a plan that fits. Collectives beside computation and the cache of parameters take
+ * memory too; with and without them, the share of values that is kept is searched: the peak grows
+ * with it nearly linearly, so a few attempts reach the limit. */
 #include "runtime/plan/fit_memory.h"
 
 typedef struct {
     const plan_fit *fit;
     plan_choice last; /* the choice of the present plan */
-    plan_choice best; /* that of the smallest so far */
-    plan_size size;   /* of the smallest */
-} ladder;
+    plan_choice best; /* the fastest that fits, or else the smallest */
+    plan_size best_size;
+    plan_size size; /* of the present plan */
+    bool found;     /* the best fits */
+} search;
 
-/* Whether the cache of parameters leaves too little for the optimizer program, which sets the
- * parameters after all microbatches: its memory, mostly Adam's m and v of each parameter, is
- * reserved beside this program's peak. */
-static bool needs_less(const ladder *l) {
-    return l->size.caches && l->size.peak + l->size.moments > l->fit->limit;
+/* The cache of parameters may leave too little for the optimizer program, which sets the parameters
+ * after all microbatches: its memory, mostly Adam's m and v of each parameter, is reserved beside
+ * this program's peak. */
+static bool fits(const search *s, const plan_size *size) {
+    return size->peak + (size->caches ? size->moments : 0) <= s->fit->limit;
 }
 
-static bool too_large(const ladder *l) {
-    return l->size.peak > l->fit->limit;
-}
-
-static void attempt(ladder *l, const plan_choice *choice) {
-    plan_size size;
-    l->last = *choice;
-    l->fit->attempt(l->fit->context, choice, &size);
-    if (size.peak >= l->size.peak) return;
-    l->best = *choice;
-    l->size = size;
-}
-
-static void attempt_all(ladder *l, const plan_choice *first) {
-    plan_choice choice = *first;
-    choice.recompute = RECOMPUTE_SELECTIVE;
-    if (l->size.weight_grad) attempt(l, &choice);
-    choice.param_cache = false;
-    if (needs_less(l)) attempt(l, &choice);
-    if (too_large(l) && choice.overlap) {
-        choice.overlap = false;
-        attempt(l, &choice);
+static bool attempt(search *s, const plan_choice *choice) {
+    s->last = *choice;
+    s->fit->attempt(s->fit->context, choice, &s->size);
+    bool fit = fits(s, &s->size);
+    bool better = s->found ? fit && s->size.seconds < s->best_size.seconds
+                           : fit || s->size.peak < s->best_size.peak;
+    if (better) {
+        s->best = *choice;
+        s->best_size = s->size;
+        s->found = fit;
     }
-    choice.recompute = RECOMPUTE_FULL;
-    if (too_large(l)) attempt(l, &choice);
+    return fit;
+}
+
+/* Between shares of which one fits and the other one does not. */
+static void search_share(search *s, plan_choice choice, double low, int64_t low_peak, double high,
+                         int64_t high_peak) {
+    enum { MOST = 5 };
+    const double close = 0.02, margin = 0.05;
+    const double all = (double)(high_peak - low_peak);
+    for (int i = 0; i < MOST && high_peak > low_peak; i++) {
+        int64_t limit = s->fit->limit - (s->size.caches ? s->size.moments : 0);
+        double width = high - low, left = (double)(limit - low_peak);
+        if (width < close || left < close * all) return;
+        double share = left / (double)(high_peak - low_peak);
+        if (share < margin) share = margin;
+        if (share > 1 - margin) share = 1 - margin;
+        choice.kept = low + share * width;
+        if (attempt(s, &choice))
+            low = choice.kept, low_peak = s->size.peak;
+        else
+            high = choice.kept, high_peak = s->size.peak;
+    }
+}
+
+/* With a cache or not, and with overlap or not: from all kept, whose peak is `most` if known, to
+ * the least. Whether any share fits. */
+static bool search_kept(search *s, plan_choice choice, int64_t most) {
+    choice.kept = 1;
+    if (most == 0) {
+        if (attempt(s, &choice)) return true;
+        most = s->size.peak;
+    }
+    choice.kept = 0;
+    if (!attempt(s, &choice)) return false;
+    search_share(s, choice, 0, s->size.peak, 1, most);
+    return true;
 }
 
 static bool same(const plan_choice *a, const plan_choice *b) {
-    return a->recompute == b->recompute && a->overlap == b->overlap &&
-           a->param_cache == b->param_cache;
+    return a->kept == b->kept && a->cheap_everywhere == b->cheap_everywhere &&
+           a->overlap == b->overlap && a->param_cache == b->param_cache;
 }
 
-/* A plan of more than twice the memory is hardly ever saved by a single measure: the last one is
- * tried first, and where it does not fit either, those between would not. */
-void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
-    ladder l = {.fit = fit, .last = *first, .best = *first, .size = {.peak = INT64_MAX}};
-    attempt(&l, first);
-    bool reserves = l.size.weight_grad || l.size.caches;
-    if (l.size.peak + (reserves ? l.size.moments : 0) <= fit->limit) return;
-    const ladder begin = l;
-    bool far = l.size.peak / 2 > fit->limit;
-    if (far) attempt(&l, &(plan_choice){.recompute = RECOMPUTE_FULL});
-    if (!far || !too_large(&l)) {
-        l.best = begin.best;
-        l.size = begin.size;
-        attempt_all(&l, first);
+/* Without the cache parameters are cast at each use, which may take less time than computing values
+ * again. */
+static void search_all(search *s, plan_choice choice, bool caches, bool only_moments, double fast,
+                       int64_t most) {
+    const double worth = 1.01;
+    bool found = !only_moments && search_kept(s, choice, most);
+    if (caches && (!found || s->best_size.seconds > worth * fast)) {
+        choice.param_cache = false;
+        found = search_kept(s, choice, 0) || found;
     }
-    if (!same(&l.last, &l.best)) fit->attempt(fit->context, &l.best, &l.size);
+    if (!found && choice.overlap) {
+        choice.overlap = false;
+        search_kept(s, choice, 0);
+    }
+}
+
+/* What needs more than twice the memory may not fit at all: the least is tried first. */
+void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
+    search s = {.fit = fit, .best_size = {.peak = INT64_MAX}};
+    plan_choice choice = *first;
+    attempt(&s, &choice);
+    bool reserves = s.size.weight_grad || s.size.caches;
+    if (s.size.peak + (reserves ? s.size.moments : 0) <= fit->limit) return;
+    double fast = s.size.seconds;
+    int64_t most = s.size.peak;
+    bool caches = s.size.caches, only_moments = caches && most <= fit->limit;
+    bool far = most / 2 > fit->limit;
+    s.found = false; /* it fits without what is to be reserved */
+    if (far && !attempt(&s, &(plan_choice){.cheap_everywhere = true})) goto end;
+    choice.cheap_everywhere = true;
+    if (s.size.weight_grad && !far) {
+        if (attempt(&s, &choice)) goto end;
+        most = s.size.peak;
+    }
+    search_all(&s, choice, caches, only_moments, fast, most);
+end:
+    if (!same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
 }

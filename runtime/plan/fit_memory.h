@@ -1,31 +1,24 @@
-/* Which way of saving memory a program is compiled with: one attempt after the other, until a plan
- * fits. */
+/* How a program is compiled to fit in memory: the fastest of some attempts whose plan fits. */
 #ifndef ML_FIT_MEMORY_H
 #define ML_FIT_MEMORY_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the backward pass computes again instead of storing it. */
-typedef enum {
-    RECOMPUTE_SELECTIVE, /* selective (ml_recompute_selective), unless the options choose: values
-                       that cost at most one write, as the backward pass reads their inputs anyway
-                     */
-    RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD, /* the same; none where weight-gradient tasks are deferred,
-                                       as it would need kernels of its own there */
-    RECOMPUTE_FULL,                      /* full (ml_recompute): all that saves memory */
-} plan_recompute;
-
 /* What attempts differ in. */
 typedef struct {
-    plan_recompute recompute;
-    bool overlap;     /* collectives run beside computation */
-    bool param_cache; /* parameters are stored in the products' dtype too */
+    double kept;           /* of the bytes that the backward pass may read instead of computing them
+                              again, between the least and the most: a share (ml_recompute) */
+    bool cheap_everywhere; /* what is cheap is computed again also where weight-gradient tasks are
+                              deferred, which need kernels of their own for it */
+    bool overlap;          /* collectives run beside computation */
+    bool param_cache;      /* parameters are stored in the products' dtype too */
 } plan_choice;
 
 typedef struct {
     int64_t peak;     /* bytes of the plan */
     int64_t moments;  /* bytes to reserve for the optimizer program (Adam's m and v) */
+    double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
 } plan_size;
@@ -38,7 +31,8 @@ typedef struct {
     int64_t limit; /* bytes */
 } plan_fit;
 
-/* The last attempt is the first that fits, from `first` on, or else the smallest. */
+/* The last attempt is `first` if it fits, else the fastest that was found to fit, else the
+ * smallest. */
 void plan_fit_memory(const plan_fit *fit, const plan_choice *first);
 
 #endif

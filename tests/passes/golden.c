@@ -39,8 +39,12 @@ static ml_graph *decompose(const ml_graph *from, ml_roots *roots) {
 static ml_graph *chunk_logits(const ml_graph *from, ml_roots *roots) {
     return ml_chunk_logits(from, roots, 256); /* bytes */
 }
+static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
+    return ml_recompute(from, roots, 0, 0);
+}
+
 static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute_selective(from, roots, 256);
+    return ml_recompute(from, roots, 256, 1);
 }
 static ml_graph *half_batch_overlap(const ml_graph *from, ml_roots *roots) {
     const ml_type *type = &ml_graph_input(from, 0)->type;
@@ -142,7 +146,7 @@ static const action actions[] = {
     {"half_batch_overlap", .pass = half_batch_overlap},
     {"chunk_logits", .pass = chunk_logits},
     {"split_accumulation", .pass = ml_split_accumulation},
-    {"recompute", .pass = ml_recompute},
+    {"recompute", .pass = recompute},
     {"recompute_selective", .pass = recompute_selective},
     {"reuse_concat_slices", .pass = reuse_concat_slices},
     {"fuse_expert_norms", .pass = ml_fuse_expert_norms},

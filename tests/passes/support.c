@@ -192,8 +192,12 @@ static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
 static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
     return ml_chunk_logits(from, roots, 80 * 8);
 }
+static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
+    return ml_recompute(from, roots, 0, 0);
+}
+
 static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute_selective(from, roots, 6 << 10);
+    return ml_recompute(from, roots, 6 << 10, 1);
 }
 /* Along every axis of an input that can be halved, one after the other. */
 static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
@@ -229,7 +233,7 @@ static ml_graph *reuse_concat_slices_in_turn(const ml_graph *from, ml_roots *roo
 static const named_pass passes[] = {
     {"simplify", ml_simplify},
     {"decompose", decompose_all},
-    {"recompute", ml_recompute},
+    {"recompute", recompute},
     {"merge_products", ml_merge_products},
     {"chunk", chunk_small},
     {"all", all_passes},

@@ -1,78 +1,98 @@
 /* Which attempts are made to fit a plan in memory (plan/fit_memory.c): of plans of given sizes. */
 #include "runtime/plan/fit_memory.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-/* Bytes of a plan: `base`, and what each way of saving memory saves. */
+/* Bytes of a plan: `base`, what each way of saving memory saves, and seconds that it adds. */
 typedef struct {
     int64_t base, no_cache, no_overlap, all, weight_grad; /* weight_grad: 0, nothing is deferred */
     int64_t moments;
+    double no_cache_seconds;
     int count;
-    char attempts[128]; /* letters of what is on: C cache, O overlap, A all; W as in the first */
+    char attempts[256]; /* percent that is kept; C cache, O overlap; W as in the first */
     plan_size last;
 } sizes;
 
 static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     sizes *s = context;
-    bool all = choice->recompute == RECOMPUTE_FULL;
-    bool stored = choice->recompute == RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD;
-    int64_t peak = s->base;
-    if (!choice->param_cache) peak -= s->no_cache;
-    if (!choice->overlap) peak -= s->no_overlap;
-    if (!stored) peak -= s->weight_grad;
-    if (all) peak -= s->all;
+    int64_t peak = s->base - (int64_t)((1 - choice->kept) * (double)s->all);
+    double seconds = 100 + 30 * (1 - choice->kept);
+    if (!choice->param_cache) peak -= s->no_cache, seconds += s->no_cache_seconds;
+    if (!choice->overlap) peak -= s->no_overlap, seconds += 20;
+    if (choice->cheap_everywhere) peak -= s->weight_grad;
     s->last = *size = (plan_size){.peak = peak,
                                   .moments = s->moments,
-                                  .caches = choice->param_cache,
+                                  .seconds = seconds,
+                                  .caches = choice->param_cache && s->no_cache != 0,
                                   .weight_grad = s->weight_grad > 0};
-    if (s->count++ > 0) strcat(s->attempts, " ");
-    strcat(s->attempts, all ? "A" : stored && s->weight_grad ? "W" : "-");
-    if (choice->param_cache) strcat(s->attempts, "C");
-    if (choice->overlap) strcat(s->attempts, "O");
+    size_t at = strlen(s->attempts);
+    snprintf(s->attempts + at, sizeof s->attempts - at, "%s%.0f%s%s%s", s->count++ ? " " : "",
+             100 * choice->kept, choice->param_cache ? "C" : "", choice->overlap ? "O" : "",
+             !choice->cheap_everywhere && s->weight_grad ? "W" : "");
 }
 
 static sizes fit(sizes s, int64_t limit) {
-    plan_choice first = {RECOMPUTE_SELECTIVE_BUT_WEIGHT_GRAD, .overlap = true, .param_cache = true};
+    plan_choice first = {.kept = 1, .overlap = true, .param_cache = true};
     plan_fit f = {attempt, &s, limit};
     plan_fit_memory(&f, &first);
     return s;
 }
 
 TEST(plan, fits_at_once) {
-    sizes s = fit((sizes){.base = 100}, 100);
-    CHECK_TEXT(s.attempts, "-CO");
+    sizes s = fit((sizes){.base = 1000}, 1000);
+    CHECK_TEXT(s.attempts, "100CO");
 }
 
-/* One measure after the other, the cheapest first, until one is enough. */
-TEST(plan, fits_by_measures) {
-    const sizes s = {.base = 100, .no_cache = 10, .no_overlap = 5, .all = 20, .weight_grad = 3};
-    CHECK_TEXT(fit(s, 97).attempts, "WCO -CO");
-    CHECK_TEXT(fit(s, 90).attempts, "WCO -CO -O");
-    CHECK_TEXT(fit(s, 82).attempts, "WCO -CO -O -");
-    CHECK_TEXT(fit(s, 65).attempts, "WCO -CO -O - A");
-    CHECK_EQ_INT(fit(s, 65).last.peak, 62);
+/* The peak is linear in what is kept: a few attempts reach the limit within 2 % of what may be
+ * saved. */
+TEST(plan, fits_by_share) {
+    const sizes s = {.base = 1000000, .all = 400000};
+    for (int64_t limit = 610000; limit < 1000000; limit += 30000) {
+        sizes done = fit(s, limit);
+        CHECK(done.last.peak <= limit && done.last.peak >= limit - 8000);
+        CHECK(done.count <= 6);
+    }
+}
+
+/* The cache is given up where recomputation would take longer, or is not enough. */
+TEST(plan, fits_without_cache) {
+    const sizes s = {.base = 1000, .all = 400, .no_cache = 200, .no_cache_seconds = 5};
+    CHECK(strstr(fit(s, 850).attempts, " 100O") != NULL);
+    CHECK_EQ_INT(fit(s, 850).last.peak, 800);
+    CHECK_EQ_INT((int)fit(s, 850).last.seconds, 105);
+    sizes slow = s;
+    slow.no_cache_seconds = 29;
+    CHECK(fit(slow, 850).last.caches);
+    CHECK(fit(s, 500).last.peak <= 500 && !fit(s, 500).last.caches);
 }
 
 /* Room for the moments of the program that sets the parameters: the cache is given up for it. */
 TEST(plan, fits_with_moments) {
-    const sizes s = {.base = 100, .no_cache = 10, .moments = 15};
-    CHECK_TEXT(fit(s, 115).attempts, "-CO");
-    CHECK_TEXT(fit(s, 110).attempts, "-CO -O");
+    const sizes s = {.base = 1000, .no_cache = 100, .moments = 150};
+    CHECK_TEXT(fit(s, 1150).attempts, "100CO");
+    CHECK_TEXT(fit(s, 1100).attempts, "100CO 100O");
 }
 
-/* What is far too large is hardly saved by one measure: all of them first. Where they do not fit
- * either, no other attempt is made; where they do, the cheapest that is enough. */
+/* What is cheap is computed again in deferred tasks too, before anything else. */
+TEST(plan, fits_with_weight_gradients) {
+    const sizes s = {.base = 1000, .weight_grad = 30, .all = 100};
+    CHECK_TEXT(fit(s, 975).attempts, "100COW 100CO");
+}
+
+/* What is far too large may not fit at all: the least is tried first, and it is the answer. */
 TEST(plan, fits_far) {
-    const sizes s = {.base = 100, .no_cache = 10, .no_overlap = 5, .all = 50};
-    CHECK_TEXT(fit(s, 20).attempts, "-CO A");
-    CHECK_TEXT(fit(s, 40).attempts, "-CO A -O - A");
+    const sizes s = {.base = 1000, .no_cache = 100, .no_overlap = 50, .all = 500};
+    CHECK_TEXT(fit(s, 200).attempts, "100CO 0");
+    CHECK_EQ_INT(fit(s, 200).last.peak, 350);
+    CHECK(fit(s, 400).last.peak <= 400);
+    CHECK(fit(s, 480).last.peak <= 480);
 }
 
 /* A measure that makes a plan larger is not taken: the smallest is compiled again. */
 TEST(plan, fits_smallest) {
-    const sizes s = {.base = 100, .no_cache = -10, .no_overlap = 5, .all = -30};
+    const sizes s = {.base = 100, .no_cache = -10, .no_overlap = -5, .all = -30};
     CHECK_EQ_INT(fit(s, 80).last.peak, 100);
-    CHECK_TEXT(fit(s, 80).attempts, "-CO -O - A -CO");
 }

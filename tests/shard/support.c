@@ -219,7 +219,7 @@ static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *loc
     ml_graph *simple = ml_simplify(sharded, local);
     ml_graph *merged = ml_merge_products(simple, local);
     ml_graph *chunked = ml_chunk_logits(merged, local, 640); /* bytes: large logits, here */
-    ml_graph *last = ml_recompute(chunked, local);
+    ml_graph *last = ml_recompute(chunked, local, 0, 0);
     ml_graph_verify(last, local, "the passes after sharding");
     compare(c, last, local, states, inputs, " after the passes");
     ml_graph_free(last);

@@ -485,6 +485,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     if (status == ML_OK) status = ml_protect(make_tables, vm);
     if (status != ML_OK) return status;
     ml_session_set_seed(vm->session, options->seed);
+    ml_session_set_memory(vm->session, (int64_t)(options->memory * (1 << 30)));
     if (options->comm) ml_session_join(vm->session, options->comm);
     vm->L = lua_newstate(order_allocate, vm);
     if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");

@@ -113,6 +113,19 @@ static int parse_ids(vm_options *options, char *text) {
     return EXIT_OK;
 }
 
+/* 60, 60GiB, 800MiB. */
+static int parse_memory(vm_options *options, char *text) {
+    const double most = 1e9;
+    char *end;
+    double gib = strtod(text, &end);
+    bool known = *end == 0 || strcmp(end, "GiB") == 0;
+    if (strcmp(end, "MiB") == 0) known = true, gib /= 1024;
+    if (end == text || !known || !(gib > 0) || gib > most)
+        return usage_error("--memory takes a size such as 60GiB or 800MiB, not \"%s\"", text);
+    options->memory = gib;
+    return EXIT_OK;
+}
+
 static int parse_weights(vm_options *options, char *text) {
     options->weights = text;
     if (strcmp(text, "int8") == 0 || strcmp(text, "fp8") == 0) return EXIT_OK;
@@ -179,8 +192,9 @@ static const option option_table[] = {
     {"--layout", "a=x,b=y", OWN(parse_layout), FOR_SCRIPTS | FOR_WATCH,
      "options of the layout instead of the script's: preset=fsdp, zero, sp, reshard, context, "
      "exchange, schedule, chunks, microbatches (m.layout.megatron)"},
-    {"--memory", "GIB", NUMBER(memory, 1e9), FOR_CHECK | FOR_WATCH | FOR_TUNE,
-     "plan for so much memory of each GPU (default: what it has)"},
+    {"--memory", "SIZE", OWN(parse_memory), FOR_RUN | FOR_CHECK | FOR_WATCH | FOR_TUNE,
+     "a budget for each rank, such as 60GiB or 800MiB (default: what its device has): values are "
+     "kept or computed again so that the step is the fastest that fits"},
     {"--gpus", "N", COUNT(gpus, 1), FOR_TUNE, "ranks that the layout is for"},
     {"--nodes", "N", COUNT(hosts, 1), FOR_CHECK | FOR_WATCH | FOR_TUNE,
      "hosts that the ranks are on (default: 8 on each)"},

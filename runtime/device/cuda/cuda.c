@@ -40,6 +40,7 @@ static ml_status read_target(cuda_device *d) {
     CUDA_TRY(cuDeviceGetName(name, sizeof name, d->device));
     CUDA_TRY(cuMemGetInfo(&free_bytes, &total));
     CUDA_TRY(cuDriverGetVersion(&driver));
+    d->base.total_bytes = (int64_t)total;
     target->kind = ML_TARGET_CUDA;
     target->arch = 10 * major + minor;
     target->threads = 1;

@@ -1,0 +1,56 @@
+/* --memory SIZE: whatever is computed again to fit, what is learned is the same to the bit, and a
+ * run takes no more memory than its budget. */
+#include <string.h>
+
+#include "tests/process/support.h"
+
+enum { BUDGETS = 5 };
+
+static double planned(process_room *room, const char *environment, const char *model) {
+    process_result r = process_run(room, 0, environment, "check %s --device cpu --json", model);
+    return process_number(r.output, "\"peak_bytes\":") / (1 << 20);
+}
+
+/* At budgets from the least to what the device would take. */
+static void check_budgets(process_room *room, const char *model) {
+    const double rounding = 0.01; /* MiB */
+    double most = planned(room, "", model), least = planned(room, "MLUA_RECOMPUTE=1", model);
+    EXPECT(least < 0.9 * most, "%s: the least is %.1f MiB of %.1f", model, least, most);
+    const char *first = NULL;
+    for (int i = 0; i < BUDGETS; i++) {
+        double budget = least + (most - least) * i / (BUDGETS - 1) + rounding;
+        process_run(room, 0, "", "run %s --device cpu --out b%d --memory %.3fMiB", model, i,
+                    budget);
+        process_result sums = process_shell(
+            room, 0, "cat b%d/checkpoints/*/*.safetensors | sha256sum; rm -r b%d/checkpoints", i,
+            i);
+        if (first == NULL) first = ml_arena_copy(room->arena, sums.output, strlen(sums.output));
+        EXPECT(strcmp(first, sums.output) == 0, "%s: other weights in %.1f MiB", model, budget);
+        process_result line = process_shell(room, 0, "grep memory_gib b%d/metrics.jsonl", i);
+        double used = 1024 * process_number(line.output, "\"memory_gib\":");
+        EXPECT(used > 0 && used <= budget * 1.02, "%s: %.2f MiB used of %.2f", model, used, budget);
+    }
+}
+
+PROCESS_TEST(memory_budget) {
+    check_budgets(
+        room, "\"$ROOT/models/gpt.lua\" layers=3 embed=32 heads=2 seq=64 batch=8 steps=2 sample=0");
+    process_result r =
+        process_run(room, 1, "", "check \"$ROOT/models/gpt.lua\" --device h200 --memory 100MiB");
+    process_expect(&r, "the program needs");
+    r = process_run(room, 2, "", "check \"$ROOT/models/gpt.lua\" --memory 3GB");
+    process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
+}
+
+static void budgets_of_models(process_room *room) {
+    static const char *const models[] = {"llama",    "gpt_moe", "gemma", "deepseek", "mamba",
+                                         "deltanet", "hybrid",  "rwkv",  "bert",     "t5",
+                                         "vit",      "llava",   "lora"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        check_budgets(room, ml_arena_format(room->arena, "\"$ROOT/models/%s.lua\" steps=2 sample=0",
+                                            models[i]));
+}
+
+TEST(long, budgets_of_models) {
+    process_in_room(budgets_of_models);
+}
