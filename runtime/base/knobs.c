@@ -63,8 +63,8 @@ static const knob KNOBS[] = {
      "set",
      NUMBER, AT(blas)},
     {"MLUA_RECOMPUTE", "0|1",
-     "1: compute activations again in the backward pass wherever that saves memory (full); 0: "
-     "nowhere; "
+     "1: compute activations again in the backward pass wherever that saves memory; 0: only where "
+     "the budget of memory needs it; "
      "where not set, on a GPU those whose recomputation is cheap (selective), but none where "
      "zero-bubble stages run weight gradients late and memory allows",
      NUMBER, AT(recompute)},
