@@ -6,8 +6,9 @@ enum { QKV = 3, MOST = QKV + 32 };
 typedef struct {
     increment *inc;
     ml_ref n, sources[MOST];
-    ml_attention_args args;
-    ml_ref *copies; /* of the score function, by node */
+    ml_attention_args args; /* of the whole program's */
+    ml_axis seq;            /* of the queries in the copy */
+    ml_ref *copies;         /* of the score function, by node */
 } crossing;
 
 /* Keys or values, over rows. */
@@ -29,12 +30,12 @@ static ml_ref copy_node(crossing *c, ml_ref n, const ml_type *score) {
     const int64_t *args = ml_graph_args(g, n);
     if (node.op == ML_OP_IOTA) {
         ml_axis axis = (ml_axis)args[0];
-        if (axis == c->args.seq)
+        if (axis == c->args.seq && axis != c->seq)
             increment_refuse(c->inc, c->n, "a tensor over seq may hold positions",
                              "a score function that uses the index of a query, whose keys no token "
                              "gives, has no increment yet");
-        if (axis == c->args.kv_seq || axis == c->args.heads) return n;
-        return ml_const_int(g, (ml_dtype)ml_graph_type(g, n)->dtype, 0); /* of the batch */
+        if (args[1] != 1) return n;
+        return ml_const_int(g, (ml_dtype)ml_graph_type(g, n)->dtype, 0); /* of the batch, too */
     }
     if (node.op == ML_OP_PARAM)
         return ml_graph_add(g, ML_OP_PARAM, NULL, 0, args, 1,
@@ -64,6 +65,18 @@ static ml_ref copy_function(crossing *c, const ml_attention_args *args) {
     return c->copies[root];
 }
 
+ml_ref increment_score_function(increment *inc, ml_ref n, const ml_ref *sources, int count,
+                                const ml_attention_args *args) {
+    if (!args->score) return 0;
+    crossing *c = ML_NEW(inc->arena, crossing);
+    *c = (crossing){.inc = inc, .n = n, .seq = args->seq};
+    if (count > MOST)
+        increment_refuse(inc, n, NULL, "a score function uses more than %d tensors", MOST - QKV);
+    ml_attention_read(inc->g, n, &c->args);
+    for (int i = 0; i < count; i++) c->sources[i] = sources[i];
+    return copy_function(c, args);
+}
+
 ml_ref increment_cross(increment *inc, ml_ref n, at_positions at) {
     crossing *c = ML_NEW(inc->arena, crossing);
     *c = (crossing){.inc = inc, .n = n};
@@ -79,6 +92,6 @@ ml_ref increment_cross(increment *inc, ml_ref n, at_positions at) {
     c->sources[0] = ml_broadcast(inc->g, increment_operand(inc, n, 0, at), &queries);
     for (int i = 1; i < count; i++)
         c->sources[i] = i < QKV ? keys_of(c, i) : increment_operand(inc, n, i, at);
-    if (args.score) args.score = copy_function(c, &args);
+    args.score = increment_score_function(inc, n, c->sources, count, &args);
     return ml_attention(inc->g, c->sources, count, &args);
 }

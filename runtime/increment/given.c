@@ -23,7 +23,8 @@ place increment_given_place(const increment *inc, ml_ref n) {
 
 /* ---- What is proven -------------------------------------------------------------------------- */
 
-static bool reads_given(const increment *inc, ml_ref n) {
+/* Whether n may read what the prompt gives as its operand i. */
+static bool reads_given(const increment *inc, ml_ref n, int i) {
     ml_op op = (ml_op)ml_graph_node(inc->g, n)->op;
     ml_op_class kind = (ml_op_class)ml_ops[op].op_class;
     bool ends =
@@ -31,14 +32,18 @@ static bool reads_given(const increment *inc, ml_ref n) {
     if (increment_crosses(inc, n)) return true;
     const place *p = &inc->places[n];
     if (p->over || p->other || p->chunk || p->inner || p->kind != ROWS_OF_POSITIONS) return false;
+    if (op == ML_OP_ATTENTION) return i >= ml_attention_captured(inc->g, n);
+    if (op == ML_OP_CONV) return i == 1;
+    if (op == ML_OP_RECURRENCE || op == ML_OP_LINEAR_SCAN) return true;
     return kind == ML_CLASS_MAP || (kind == ML_CLASS_MOVE && !ends) || kind == ML_CLASS_REDUCE ||
            op == ML_OP_DOT;
 }
 
 void increment_check_given(increment *inc, ml_ref n) {
     for (int i = 0; i < ml_graph_node(inc->g, n)->source_count; i++) {
-        if (!inc->places[ml_graph_source(inc->g, n, i)].given || reads_given(inc, n)) continue;
-        increment_refuse(inc, n, "attention, products and elementwise ops read it",
+        if (!inc->places[ml_graph_source(inc->g, n, i)].given || reads_given(inc, n, i)) continue;
+        increment_refuse(inc, n,
+                         "scans, score functions, filters, products and elementwise ops read it",
                          "%s that depends on the tokens reads what the prompt gives, which has no "
                          "increment yet",
                          ml_ops[ml_graph_node(inc->g, n)->op].name);
@@ -96,6 +101,10 @@ ml_ref increment_given(increment *inc, ml_ref n, ml_axis axis, int64_t lead, at_
     ml_ref value = value_of(inc, n);
     if (ml_type_find(ml_graph_type(inc->g, value), axis) < 0) return value;
     return ml_gather(inc->g, value, increment_index(inc, lead, at), axis);
+}
+
+ml_ref increment_without_tokens(increment *inc, ml_ref n, ml_axis batch) {
+    return inc->places[n].given ? value_of(inc, n) : increment_squeeze(inc->g, n, batch);
 }
 
 /* ---- Once a prompt --------------------------------------------------------------------------- */

@@ -286,6 +286,8 @@ place increment_cross_place(increment *inc, ml_ref n, place combined);
 void increment_check_given(increment *inc, ml_ref n);
 /* {row, ...} of what is given; along `axis`, if it has that, at the positions shifted by `lead`. */
 ml_ref increment_given(increment *inc, ml_ref n, ml_axis axis, int64_t lead, at_positions at);
+/* {row, ...} of what is given, {...} of what depends on no prompt either; without the batch. */
+ml_ref increment_without_tokens(increment *inc, ml_ref n, ml_axis batch);
 /* Slots get all that the increment reads of what is given. */
 void increment_hold_given(increment *inc);
 
@@ -310,5 +312,12 @@ ml_ref increment_sum_before(increment *inc, ml_ref n);
 ml_ref increment_conv(increment *inc, ml_ref n);
 ml_ref increment_linear_scan(increment *inc, ml_ref n);
 ml_ref increment_recurrence(increment *inc, ml_ref n);
+/* step.c: the roots of recurrence n's step on rows, of `leaves` in the place of its parameters.
+ * Refusals are at `owner`, within whose step n may be. */
+void increment_step(increment *inc, ml_ref owner, ml_ref n, const lifting *by, const ml_ref *leaves,
+                    ml_ref *roots);
+/* cross.c: the score function of attention n, for attention of these operands; 0: none. */
+ml_ref increment_score_function(increment *inc, ml_ref n, const ml_ref *sources, int count,
+                                const ml_attention_args *args);
 
 #endif

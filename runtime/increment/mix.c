@@ -34,7 +34,9 @@ ml_ref increment_conv(increment *inc, ml_ref n) {
     }
     lifting by = increment_by(inc, &inc->places[n], AT_NEW);
     ml_type type = increment_lifted_type(ml_graph_type(g, n), &by);
-    return ml_conv(g, rows, ml_graph_source(g, n, 1), windows, count, &type);
+    ml_ref filter = ml_graph_source(g, n, 1);
+    if (inc->places[filter].given) filter = increment_without_tokens(inc, filter, 0);
+    return ml_conv(g, rows, filter, windows, count, &type);
 }
 
 /* Sums along the new positions, and the elements of each. */

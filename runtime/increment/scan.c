@@ -6,13 +6,14 @@
 
 /* The state with which the new positions begin: {row, ...}; *state: what holds it. */
 static ml_ref state_before(increment *inc, ml_ref n, int rows, ml_ref initial, uint32_t *state) {
-    ml_ref first = increment_squeeze(inc->g, initial, inc->places[n].batch);
-    *state = increment_slot_state(inc, n, rows, ml_graph_type(inc->g, first));
+    ml_ref first = increment_without_tokens(inc, initial, inc->places[n].batch);
+    ml_type held = increment_without(ml_graph_type(inc->g, first), inc->row, 0);
+    *state = increment_slot_state(inc, n, rows, &held);
     ml_ref value = increment_slot_read(inc, *state, first);
     ml_type type = increment_plain(ML_I32);
     increment_push(&type, inc->row, inc->rows);
     lifting by = {.by = type};
-    type = increment_lifted_type(ml_graph_type(inc->g, first), &by);
+    type = increment_lifted_type(&held, &by);
     return ml_permute(inc->g, value, &type);
 }
 
@@ -63,7 +64,6 @@ typedef struct {
     ml_recurrence r;
     ml_recurrence_pair *inputs, *states; /* one input more: which positions are valid */
     uint32_t *ids;
-    ml_ref *copies; /* of the step, by node */
     ml_ref *roots;
 } stepper;
 
@@ -94,56 +94,19 @@ static void read_states(stepper *s) {
     }
 }
 
-/* Parameter i of the step. */
-static ml_ref leaf(stepper *s, int i) {
-    increment *inc = s->inc;
-    if (i < s->r.inputs) return s->inputs[i].parameter;
-    i -= s->r.inputs;
-    if (i < s->r.states) return s->states[i].parameter;
-    return increment_squeeze(inc->g, ml_graph_source(inc->g, s->n, s->r.inputs + i),
-                             inc->places[s->n].batch);
-}
-
-static ml_ref copy_step_node(stepper *s, ml_ref n) {
-    increment *inc = s->inc;
-    ml_graph *g = inc->g;
-    const ml_node node = *ml_graph_node(g, n);
-    lifting by = {.batch = inc->places[s->n].batch, .by = increment_plain(ML_I32)};
-    increment_push(&by.by, inc->row, inc->rows);
-    if (node.op == ML_OP_PARAM) return leaf(s, (int)ml_graph_args(g, n)[0]);
-    if (node.op == ML_OP_CONST || node.op == ML_OP_IOTA)
-        return ml_graph_add(g, (ml_op)node.op, NULL, 0, ml_graph_args(g, n), node.arg_count,
-                            ml_graph_type(g, n));
-    bool reduces = ml_ops[node.op].op_class == ML_CLASS_REDUCE || node.op == ML_OP_RENAME;
-    if (!increment_by_parts(g, n, 0) || (increment_names(g, n, by.batch) && !reduces))
-        increment_refuse(inc, s->n, "compute it outside of the step",
-                         "%s in the step of a scan has no increment yet", ml_ops[node.op].name);
-    ml_ref *sources = ML_NEW_ARRAY(inc->arena, ml_ref, node.source_count);
-    for (int i = 0; i < node.source_count; i++) sources[i] = s->copies[ml_graph_source(g, n, i)];
-    return increment_lift(inc, n, sources, &by);
-}
-
 static void copy_step(stepper *s) {
-    ml_graph *g = s->inc->g;
-    int roots = ml_recurrence_roots(&s->r);
-    ml_ref end = 0;
-    for (int i = 0; i < roots; i++)
-        if (ml_recurrence_root(g, s->n, i) >= end) end = ml_recurrence_root(g, s->n, i) + 1;
-    bool *reached = ML_NEW_ARRAY(s->inc->arena, bool, end);
-    s->copies = ML_NEW_ARRAY(s->inc->arena, ml_ref, end);
-    for (int i = 0; i < roots; i++) reached[ml_recurrence_root(g, s->n, i)] = true;
-    for (ml_ref n = end - 1; n > 0; n--)
-        for (int i = 0; reached[n] && i < ml_graph_node(g, n)->source_count; i++)
-            reached[ml_graph_source(g, n, i)] = true;
-    for (ml_ref n = 1; n < end; n++)
-        if (reached[n]) s->copies[n] = copy_step_node(s, n);
-    for (int i = 0; i < roots; i++) {
-        ml_ref root = ml_recurrence_root(g, s->n, i);
-        lifting by = {.batch = s->inc->places[s->n].batch, .by = increment_plain(ML_I32)};
-        increment_push(&by.by, s->inc->row, s->inc->rows);
-        ml_type type = increment_lifted_type(ml_graph_type(g, root), &by);
-        s->roots[i] = ml_broadcast(g, s->copies[root], &type);
-    }
+    increment *inc = s->inc;
+    ml_axis batch = inc->places[s->n].batch;
+    int count = ml_graph_node(inc->g, s->n)->source_count;
+    ml_ref *leaves = ML_NEW_ARRAY(inc->arena, ml_ref, count);
+    for (int i = 0; i < count; i++)
+        leaves[i] = i < s->r.inputs ? s->inputs[i].parameter
+                    : i < s->r.inputs + s->r.states
+                        ? s->states[i - s->r.inputs].parameter
+                        : increment_without_tokens(inc, ml_graph_source(inc->g, s->n, i), batch);
+    lifting by = {.batch = batch, .by = increment_plain(ML_I32)};
+    increment_push(&by.by, inc->row, inc->rows);
+    increment_step(inc, s->n, s->n, &by, leaves, s->roots);
 }
 
 static ml_ref apply(stepper *s) {

@@ -103,6 +103,42 @@ for _, text in ipairs { { 3, 4, 5 }, { 9 } } do
     check.near(all[1][i].logprob, all[2][i].logprob, 1e-5)
   end
 end
+
+-- What the prompt gives is read by scans (their initial state, inputs and step), filters of convolutions and score functions, too.
+local heads, wide = m.axis("heads", 2), m.axis("head_dim", 4)
+local Inside = m.module("Inside", function(self)
+  self.table, self.keys, self.filter = m.param { V, E, init = 0.8 }, m.param { V, E, init = 0.8 }, m.param { m.axis("taps", 3), E, init = 0.7 }
+  self.q, self.bias = m.param { E, heads, wide, init = 0.5 }, m.param { V, heads, init = 1.0 }
+end)
+function Inside:forward(source, target)
+  local x, keys = self.table:gather(target, "vocab"), self.keys:gather(source, "vocab")
+  local mean = keys:mean "source"
+  local y = m.scan(function(s, t)
+    local new = m.tanh(0.5 * s + t.x + mean * t.keys)
+    return new, new
+  end, { axis = "target", state = mean, inputs = { x = x, keys = keys:rename("source", "target") } })
+  local linear = m.scan(function(s, t)
+    local new = m.sigmoid(t.x) * s + t.x
+    return new, new
+  end, { axis = "target", state = mean, inputs = { x = x } })
+  y = y + linear + m.conv(x, keys:slice("source", 0, 3):rename("source", "taps") * self.filter:broadcast { m.axis("batch", mean:size "batch"), m.axis("taps", 3), E }, { axis = "target", causal = true })
+  local q, bias = y:dot(self.q, "embed"), self.bias:gather(source, "vocab"):rename("source", "kv_seq")
+  local a = m.attention(q, q:rename("target", "kv_seq"), q:rename("target", "kv_seq"), { seq = "target", causal = true, score = function(s) return s + bias end })
+  return (y + a:dot(self.q, "heads", "head_dim")):dot(self.table, "embed")
+end
+local inside = Inside()
+given.declare(inside, { source = { m.axis("batch", 4), S, dtype = "i32" }, target = { m.axis("batch", 4), T, dtype = "i32" } })
+local inputs, derived = { { source = { 3, 4, 5 } }, { source = { 9 } }, { source = { 1, 2, 3, 4, 5, 6, 7, 8 } } }, {}
+for i, increment in ipairs { true, false } do
+  derived[i] = m.generate(inside, { inputs = inputs, axis = "target", prompt = { 0, 7 }, rows = 2, seed = 5, tokens = 9, quiet = true, increment = increment, temperature = 1 })
+end
+for i, r in ipairs(derived[1]) do
+  check.equal(table.concat(r.ids, " "), table.concat(derived[2][i].ids, " "), "answer " .. i .. " of a model that reads inputs inside of scans")
+  check.near(r.logprob, derived[2][i].logprob, 1e-5 * math.abs(r.logprob))
+end
+local d2 = Decoder.new(inside, { seq = T, slots = 1, given = given.specs(inside, { source = {} }) })
+d2:prepare({ { temperature = 1 } }, 1)
+check.equal(d2.increment, true, "its increment is derived")
 check.raises('axis "nowhere" is of no input of m.train', m.generate, both, { inputs = { source = { 1 } }, axis = "nowhere", prompt = { 0 }, quiet = true })
 check.raises("m.generate with inputs needs prompt", m.generate, by_name, { inputs = o.inputs, axis = T, quiet = true })
 check.raises("m.generate does not know the axes of inputs.source", m.generate, by_name, { inputs = { source = { 1 } }, axis = T, prompt = { 0 }, quiet = true })
