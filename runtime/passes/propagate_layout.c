@@ -57,9 +57,9 @@ static ml_ref move_past_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
     static const bool moves[][2] = {{true, true}, {true, false}, {false, true}};
     int count = ml_graph_node(r->from, n)->source_count;
     for (int i = 0; i < 3; i++) {
-        ml_ref moved[2];
+        ml_ref moved[3]; /* the third is a scale */
         for (int k = 0; k < count; k++)
-            moved[k] = moves[i][k] ? unpermuted(r->to, sources[k]) : sources[k];
+            moved[k] = k < 2 && moves[i][k] ? unpermuted(r->to, sources[k]) : sources[k];
         ml_ref made = operate(r, n, moved, ml_graph_type(r->from, n));
         if (same_rows(ml_graph_type(r->to, made), ml_graph_type(r->from, n)))
             return ml_permute(r->to, made, ml_graph_type(r->from, n));
