@@ -26,7 +26,9 @@ local before, bytes = sums(), 3 * 1100 * 1201 * (4 + 2 + 8)
 for _, state in ipairs(states) do state:set(m.host(state:dtype(), 3, 1100, 1201):fill(1)) end
 local held = peak()
 m.load(folder)
-if held then check.equal(peak() - held < bytes / 4, true, "memory beside the states") end
+-- Threads that write a GPU's memory have pinned buffers of 64 MiB together, which some systems count.
+local pinned = core.options().device == "cuda" and 64 * 2 ^ 20 or 0
+if held then check.equal(peak() - held < bytes / 4 + pinned, true, "memory beside the states") end
 check.equal(sums(), before, "sums of what was loaded")
 
 local path = folder .. "/model-00001-of-00001.safetensors"
