@@ -67,9 +67,15 @@ static linear_scan_map map_of_decays(ml_graph *g, const ml_ref *sources,
     return map;
 }
 
+/* The keys of a state before a map. The values of a scan that is itself a map's are keys before it. */
 static ml_axis from_keys(ml_graph *g, const ml_linear_scan *scan) {
-    return ml_axis_named(
-        g, ml_arena_format(ml_graph_arena(g), "%s'from", ml_axis_name(g, scan->keys)));
+    const char *name = ml_axis_name(g, scan->keys);
+    ml_axis from;
+    do {
+        name = ml_arena_format(ml_graph_arena(g), "%s'from", name);
+        from = ml_axis_named(g, name);
+    } while (from == scan->values);
+    return from;
 }
 
 /* {keys, keys'from, batch...}: 1 where both are the same. */
