@@ -36,7 +36,7 @@ typedef struct {
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
     bool fp8;           /* --dtype fp8: bf16, and products of blocks in 8 bits */
-    bool json, quiet, types, bench, explain;
+    bool json, quiet, types, bench, explain, memory_curve;
     bool facts;           /* of check: write all that is known about the script */
     const char *confined; /* of check: the folders that may be read; NULL: no limits */
     const char *buffers;  /* of check: unsaved texts by path, as JSON; NULL: none */

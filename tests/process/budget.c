@@ -38,6 +38,12 @@ PROCESS_TEST(memory_budget) {
     process_result r =
         process_run(room, 1, "", "check \"$ROOT/models/gpt.lua\" --device h200 --memory 100MiB");
     process_expect(&r, "the program needs");
+    r = process_run(room, 0, "",
+                    "check \"$ROOT/models/gpt.lua\" layers=2 embed=64 heads=2 --device h200 "
+                    "--memory-curve --json");
+    EXPECT(process_number(r.output, "\"seconds\":") >
+               process_number(strrchr(r.output, '{'), "\"seconds\":"),
+           "the least memory takes no more time: %s", r.output);
     r = process_run(room, 2, "", "check \"$ROOT/models/gpt.lua\" --memory 3GB");
     process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
 }

@@ -60,6 +60,19 @@ static void push_answers(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "stops");
 }
 
+/* "dp=2,tp=4", as one types it. */
+static void push_joined(lua_State *L, const char *field, const vm_setting *list, int count) {
+    if (count == 0) return;
+    luaL_Buffer text;
+    luaL_buffinit(L, &text);
+    for (int i = 0; i < count; i++) {
+        lua_pushfstring(L, "%s%s=%s", i ? "," : "", list[i].key, list[i].text);
+        luaL_addvalue(&text);
+    }
+    luaL_pushresult(&text);
+    lua_setfield(L, -2, field);
+}
+
 static void push_tune(lua_State *L, const vm_options *o) {
     vm_set_integer(L, "gpus", o->gpus);
     vm_set_integer(L, "hosts", o->hosts);
@@ -69,6 +82,8 @@ static void push_tune(lua_State *L, const vm_options *o) {
     vm_set_number(L, "memory", o->memory);
     vm_set_boolean(L, "measure", o->measure);
     vm_set_integer(L, "processors", sysconf(_SC_NPROCESSORS_ONLN));
+    push_joined(L, "mesh_text", o->mesh, o->mesh_count);
+    push_joined(L, "layout_text", o->layout, o->layout_count);
     vm_set_string(L, "device_name", o->device);
     vm_set_string(L, "dtype_name", o->dtype >= 0 ? ml_dtypes[o->dtype].name : NULL);
 }

@@ -410,6 +410,8 @@ static int run_command(vm_options *options, int count, char **words) {
     return result == EXIT_OK ? run_ranks(options) : result;
 }
 
+static int library_main(vm_options *options, const char *module, const char *argument);
+
 static int check_main(vm_options *options, int count, char **words) {
     options->mode = VM_CHECK;
     int result = parse_script("check", options, count, words, true);
@@ -419,6 +421,7 @@ static int check_main(vm_options *options, int count, char **words) {
     options->json |= options->facts;
     if (!options->buffers && !readable(options->script)) return missing_script(options->script);
     if (options->confined) options->limits = known_confine(options->confined);
+    if (options->memory_curve) return library_main(options, "mlua.memory_curve", NULL);
     return run_script(options);
 }
 

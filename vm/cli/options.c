@@ -218,6 +218,9 @@ static const option option_table[] = {
     {"--types", NULL, FLAG(types), FOR_CHECK, "print the type of every tensor too"},
     {"--explain", NULL, FLAG(explain), FOR_CHECK,
      "print how each program is compiled: every pass with its effect, attempts to save memory"},
+    {"--memory-curve", NULL, FLAG(memory_curve), FOR_CHECK,
+     "print the predicted time of a step at budgets from the least that fits to all that it may "
+     "use"},
     {"--facts", NULL, FLAG(facts), FOR_CHECK,
      "write all that is known about the script as one JSON object, also where it fails: the types, "
      "bytes and layouts of expressions by place, steps by line, reports, the error"},

@@ -1,0 +1,62 @@
+-- `mlua check --memory-curve`: the predicted time of a step over the memory that it may use.
+--
+-- The script is checked with memory for everything, then with next to none, whose plan is the least; then with budgets between,
+-- several at once. A budget decides which values are computed again (runtime/plan/fit_memory.c).
+local core = require "mlua.core"
+
+local ENOUGH, NONE = 1e8, 0.001 -- GiB
+local POINTS = 8 -- between the least and the most
+
+local options = core.options()
+
+local function words_of(memory)
+  local words = { "check", options.script }
+  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
+  for name, value in pairs { ["--device"] = options.device_name, ["--dtype"] = options.dtype_name, ["--mesh"] = options.mesh_text,
+    ["--layout"] = options.layout_text } do
+    table.move({ name, value }, 1, 2, #words + 1, words)
+  end
+  if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
+  return table.move({ "--json", "--memory", ("%.4f"):format(memory) }, 1, 3, #words + 1, words)
+end
+
+-- Reports of checks with these budgets; an error where one has none.
+local function check(budgets)
+  local words, reports = {}, {}
+  for i, memory in ipairs(budgets) do words[i] = words_of(memory) end
+  for i, result in ipairs(core.run_program(words, options.processors, 600)) do
+    local report = result.output ~= "" and core.json(result.output:match "[^\n]*")
+    if not report then
+      io.stderr:write(result.errors)
+      core.fail "the script cannot be planned"
+    end
+    reports[i] = report
+  end
+  return reports
+end
+
+return function()
+  local ends = check { ENOUGH, NONE }
+  local most, least = ends[1].peak_bytes / 2 ^ 30, ends[2].peak_bytes / 2 ^ 30
+  local budgets = {}
+  for i = 1, POINTS do budgets[i] = least + (most - least) * i / (POINTS + 1) end
+  local rows = check(budgets)
+  table.insert(rows, 1, ends[2])
+  rows[#rows + 1] = ends[1]
+
+  local fastest = ends[1].predicted and ends[1].predicted.seconds
+  if options.json then
+    local points = {}
+    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds } end
+    io.write(core.to_json(points), "\n")
+  else
+    print(fastest and "     GiB   ms a step   slower" or "     GiB")
+    local before
+    for _, r in ipairs(rows) do
+      local row = ("%8.2f"):format(r.peak_bytes / 2 ^ 30)
+      if fastest then row = row .. ("  %10.1f  %6.1f %%"):format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
+      if row ~= before then print(row) end
+      before = row
+    end
+  end
+end
