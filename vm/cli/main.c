@@ -410,21 +410,6 @@ static int run_command(vm_options *options, int count, char **words) {
     return result == EXIT_OK ? run_ranks(options) : result;
 }
 
-static int library_main(vm_options *options, const char *module, const char *argument);
-
-static int check_main(vm_options *options, int count, char **words) {
-    options->mode = VM_CHECK;
-    int result = parse_script("check", options, count, words, true);
-    if (result != EXIT_OK) return result;
-    if (!options->facts && (options->buffers || options->confined))
-        return usage_error("--buffers and --confined belong to --facts");
-    options->json |= options->facts;
-    if (!options->buffers && !readable(options->script)) return missing_script(options->script);
-    if (options->confined) options->limits = known_confine(options->confined);
-    if (options->memory_curve) return library_main(options, "mlua.memory_curve", NULL);
-    return run_script(options);
-}
-
 static int repl_main(vm_options *options, int count, char **words) {
     options->mode = VM_REPL;
     int result = parse_script("repl", options, count, words, false);
@@ -456,6 +441,19 @@ static int library_main(vm_options *options, const char *module, const char *arg
     if (failed) fflush(stdout), vm_print_error(vm->L);
     vm_free(vm);
     return failed ? EXIT_ERROR : EXIT_OK;
+}
+
+static int check_main(vm_options *options, int count, char **words) {
+    options->mode = VM_CHECK;
+    int result = parse_script("check", options, count, words, true);
+    if (result != EXIT_OK) return result;
+    if (!options->facts && (options->buffers || options->confined))
+        return usage_error("--buffers and --confined belong to --facts");
+    options->json |= options->facts;
+    if (!options->buffers && !readable(options->script)) return missing_script(options->script);
+    if (options->confined) options->limits = known_confine(options->confined);
+    if (options->memory_curve) return library_main(options, "mlua.memory_curve", NULL);
+    return run_script(options);
 }
 
 static int watch_main(vm_options *options, int count, char **words) {
