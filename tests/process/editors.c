@@ -27,20 +27,35 @@ static const char *run_client(process_room *room, const char *command) {
     return output;
 }
 
-/* 10,000 random edits of models in the server, in sessions of 100 (EDITS, SEED). */
-static void random_edits(process_room *room) {
-    const char *edits = getenv("EDITS") ? getenv("EDITS") : "10000";
+/* A script of tests/lua that draws edits, with EDITS of them (SEED), or as many as the environment
+ * says. */
+static void draw_edits(process_room *room, const char *script, const char *most) {
+    const char *edits = getenv("EDITS") ? getenv("EDITS") : most;
     int code;
-    char *output = test_command(
-        room->arena,
-        ml_arena_format(room->arena, "EDITS=%s '%s' run tests/lua/lsp_edits.lua --device cpu 2>&1",
-                        edits, test_binary()),
-        &code);
+    char *output =
+        test_command(room->arena,
+                     ml_arena_format(room->arena, "EDITS=%s '%s' run %s --device cpu 2>&1", edits,
+                                     test_binary(), script),
+                     &code);
     EXPECT(code == 0, "%s", output);
+}
+
+/* Random edits of models in the server, in sessions of 100. */
+static void random_edits(process_room *room) {
+    draw_edits(room, "tests/lua/lsp_edits.lua", "10000");
 }
 
 TEST(long, lsp_random_edits) {
     process_in_room(random_edits);
+}
+
+/* Edits of a training script under mlua run --watch. */
+static void watched_edits(process_room *room) {
+    draw_edits(room, "tests/lua/run_watch_edits.lua", "50");
+}
+
+TEST(long, run_watch_edits) {
+    process_in_room(watched_edits);
 }
 
 /* A script that does not end is stopped, and the server answers on. */
