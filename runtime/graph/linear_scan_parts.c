@@ -67,7 +67,8 @@ static linear_scan_map map_of_decays(ml_graph *g, const ml_ref *sources,
     return map;
 }
 
-/* The keys of a state before a map. The values of a scan that is itself a map's are keys before it. */
+/* The keys of a state before a map. The values of a scan that is itself a map's are keys before it.
+ */
 static ml_axis from_keys(ml_graph *g, const ml_linear_scan *scan) {
     const char *name = ml_axis_name(g, scan->keys);
     ml_axis from;

@@ -33,7 +33,8 @@ static void under_layouts(process_room *room, const recurrent *e, const char *co
     }
 }
 
-/* Few rows on a GPU: a rank's map, which is a scan itself, is cut into segments with maps of theirs. */
+/* Few rows on a GPU: a rank's map, which is a scan itself, is cut into segments with maps of
+ * theirs. */
 PROCESS_TEST(segments_of_context_parallel_maps) {
     process_result r = process_run(room, 0, "",
                                    "check \"$ROOT/models/deltanet.lua\" preset=gdn-1.3b layers=1 "
