@@ -100,7 +100,7 @@ wrong=$(awk 'NR == FNR { for (known[f = $0]; sub(/^[^\/]*\//, "", f); ) known[f]
 # one thing, which is said here: "files: reason".
 one_thing='
 runtime/graph/{graph,infer,reference,ragged,conv}: infer.h, ragged.h and conv.h are internal headers of graph.h and reference.h
-runtime/graph/{graph,types,axes,build,moves,extract,attention,cached_attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_sink,recurrence_rows,recurrence_segments,recurrence_match,recurrence_affine,linear_scan,linear_scan_chunks,linear_scan_triangular}: constructors and types of ops are defined in terms of one another
+runtime/graph/{graph,types,axes,build,moves,extract,attention,cached_attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_sink,recurrence_rows,recurrence_segments,recurrence_match,recurrence_affine,recurrence_max_plus,linear_scan,linear_scan_chunks,linear_scan_triangular}: constructors and types of ops are defined in terms of one another
 runtime/graph/{autodiff,linear_scan_decompose}: the gradient of a linear scan is that of its definition
 runtime/graph/{reference,reference_recurrence}: the step of a recurrence is interpreted as a program is
 runtime/increment/{places,operands,tables,states,given,mix,chunks,contraction,rows,dispatch,latent,attend}: an op says of which positions it is and how it is computed from its operands there

@@ -267,10 +267,12 @@ static void reserve_matrices(printer *p, bool gradient) {
 
 static void prepare(printer *p, const char *label) {
     enum { STRIDE = 68, INVERSE = 2 * CHUNK * STRIDE * 4 + BLOCK };
-    const int64_t keys = p->scan.key_size, tiles = 4 * CHUNK * keys * 2;
+    enum { PAIRS = 2 * CHUNK * SUB * 4 }; /* of keys by queries in sub-blocks */
+    const int64_t keys = p->scan.key_size, tiles = 4 * CHUNK * keys * 2, blocks = SUBS * keys * 4;
+    const int64_t low_rank = CHUNK * keys * 4 + INVERSE; /* else decays are in place of W and U */
     if (p->scan.decay_per_key)
         add_kernel(p, "delta_scan_keys_prepare.cu", label, p->batches * p->chunks, THREADS,
-                   tiles + (CHUNK + SUBS) * keys * 4 + INVERSE);
+                   tiles + blocks + (p->scan.rank ? low_rank : PAIRS));
     else
         add_kernel(p, "delta_scan_prepare.cu", label, p->batches * p->chunks, THREADS,
                    tiles + INVERSE + DECAYS + CHUNK * 4 * 4);

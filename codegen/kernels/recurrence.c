@@ -235,14 +235,21 @@ static void write_outputs(printer *p, const char *const *results) {
     }
 }
 
-/* The states before a position from which the gradient computes those of the next ones again. */
+static int greatest_divisor(int a, int b) {
+    return b ? greatest_divisor(b, a % b) : a;
+}
+
+/* The states before a position from which the gradient computes those of the next ones again. A
+ * stage begins at a multiple of its positions, so that most positions of an unrolled one are known
+ * to have none. */
 static void write_checkpoints(printer *p) {
     const ml_scan_step *scan = p->step->scan;
     if (!scan || !scan->checkpoints) return;
+    int stage = p->form >= FORM_RING ? p->positions : UNROLL;
     ml_text_add(&p->work,
-                "if (first + u == 0 || (LENGTH - first - u) %% %d == 0) {\n"
-                "const long long chunk = (LENGTH - first - u - 1) / %d;\n",
-                scan->every, scan->every);
+                "if (first + u == 0 || ((LENGTH - u) %% %d == 0 && (LENGTH - first - u) %% %d == "
+                "0)) {\nconst long long chunk = (LENGTH - first - u - 1) / %d;\n",
+                greatest_divisor(stage, scan->every), scan->every, scan->every);
     for (int j = 0; j < scan->checkpoints; j++) {
         int i = p->step->read_count + p->step->write_count - scan->checkpoints + j;
         ml_text_add(&p->work, "((%s *)P[%d])[chunk * %lldLL + row] = %s(%s);\n",
@@ -428,6 +435,7 @@ static void set_parameters(printer *p) {
     template_set(t, "POINTERS", "%d", p->step->read_count + p->step->write_count);
     template_set(t, "LENGTH", "%lldLL", (long long)p->r.length);
     template_set(t, "REVERSE", "%d", p->r.reverse);
+    template_set(t, "QUICK", "%d", recurrence_quick(p->schedule, p->step, p->r.axis));
     template_set(t, "LANES", "%lld", (long long)p->lanes);
     template_set(t, "ROWS", "%lldLL", (long long)rows_of(p));
     template_set(t, "UNROLL", "%d", UNROLL);

@@ -18,6 +18,10 @@ bool recurrence_copies(const ml_value *v, ml_axis axis, const ml_type *rows, ml_
 /* Which output of the step's node its operand i is. */
 int recurrence_output(const ml_schedule *s, const ml_step *step, int i);
 
+/* Whether all that a step gives at each position is narrow, so that its kernel takes the quick
+ * functions: cuda/recurrence_quick.cuh. Checkpoints do not count. */
+bool recurrence_quick(const ml_schedule *s, const ml_step *step, ml_axis axis);
+
 /* What a step's parameter is, or a result: wide ones are an element e of a row's short axis. */
 typedef struct {
     const char *text;

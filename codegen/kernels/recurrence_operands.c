@@ -27,3 +27,15 @@ int recurrence_output(const ml_schedule *s, const ml_step *step, int i) {
     return ml_graph_node(s->graph, node)->op == ML_OP_OUT ? (int)ml_graph_args(s->graph, node)[0]
                                                           : 0;
 }
+
+bool recurrence_quick(const ml_schedule *s, const ml_step *step, ml_axis axis) {
+    bool any = false;
+    int writes = step->write_count - (step->scan ? step->scan->checkpoints : 0);
+    for (int i = step->read_count; i < step->read_count + writes; i++) {
+        const ml_type *type = &template_value(s, step, i)->type;
+        if (ml_type_find(type, axis) < 0) continue;
+        if (!ml_is_narrow((ml_dtype)type->dtype)) return false;
+        any = true;
+    }
+    return any;
+}

@@ -8,7 +8,14 @@
 
 #include "codegen/kernels/recurrence.h"
 
-enum { RING_BYTES = 24 << 10, LEAST_STAGES = 2, MOST_STAGES = 8, MOST_THREADS = 64 };
+enum {
+    RING_BYTES = 96 << 10,  /* of a multiprocessor: what covers the latency of its memory ... */
+    LEAST_BYTES = 24 << 10, /* ... and of a block, whose slices of positions may be large */
+    MOST_BYTES = 48 << 10,
+    LEAST_STAGES = 2,
+    MOST_STAGES = 8,
+    MOST_THREADS = 64,
+};
 
 typedef struct {
     ml_schedule *schedule;
@@ -369,6 +376,7 @@ static void set_parameters(printer *p, int64_t blocks) {
     template_set(t, "SUMS", "%d", sums);
     template_set(t, "LENGTH", "%lldLL", (long long)p->r.length);
     template_set(t, "REVERSE", "%d", p->r.reverse);
+    template_set(t, "QUICK", "%d", recurrence_quick(p->schedule, p->step, p->r.axis));
     template_set(t, "N", "%lld", (long long)p->rows.size);
     template_set(t, "UNROLL", "%d", p->unrolled ? p->positions : 1);
     template_set(t, "POSITIONS", "%d", p->positions);
@@ -434,6 +442,14 @@ static void add_workspaces(printer *p, int outputs) {
     }
 }
 
+/* Of a block: its share where few blocks are on a multiprocessor. */
+static int ring_bytes(const printer *p) {
+    int processors = p->schedule->target->multiprocessors;
+    int64_t blocks = rows_of(p) / p->threads / (processors > 0 ? processors : 1) + 1;
+    int64_t share = RING_BYTES / blocks;
+    return (int)(share < LEAST_BYTES ? LEAST_BYTES : share > MOST_BYTES ? MOST_BYTES : share);
+}
+
 void recurrence_rows_kernel(ml_schedule *s, ml_step *step) {
     printer p = {.schedule = s, .step = step, .text = template_begin(s), .scan = step->scan};
     ml_text *texts[] = {&p.first,  &p.copy, &p.preload, &p.begin, &p.save,
@@ -456,7 +472,7 @@ void recurrence_rows_kernel(ml_schedule *s, ml_step *step) {
     print_step(&p, outputs);
     if (p.sums) add_workspaces(&p, outputs);
     if (p.stage_bytes == 0) p.stage_bytes = RECURRENCE_COPY;
-    p.stages = RING_BYTES / p.stage_bytes;
+    p.stages = ring_bytes(&p) / p.stage_bytes;
     if (p.stages < LEAST_STAGES) p.stages = LEAST_STAGES;
     if (p.stages > MOST_STAGES) p.stages = MOST_STAGES;
     set_parameters(&p, rows_of(&p) / p.threads);

@@ -102,13 +102,14 @@ void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *ou
 void ml_recurrence_segments(ml_graph *g, const ml_recurrence_step *step, int64_t size,
                             ml_ref *outputs);
 
-/* Of a step by elements: each state's next value as slope times the state plus offset, both of its
- * type and of no state. False where one is no such function: of a state that is not f32 or f64,
- * of other states too, or not affine. */
+/* Of a step by elements: each state's next value as slope times the state plus offset, or, where it
+ * has a bit in *max_plus, as the maximum of the state plus slope and offset; both of its type and
+ * of no state. False where one is no such function: of a state that is not f32 or f64, of other
+ * states too, or of neither algebra. */
 bool ml_recurrence_slopes(ml_graph *g, const ml_recurrence_step *step, ml_ref *slopes,
-                          ml_ref *offsets);
-/* Whether the node's step is one by elements that has them. */
-bool ml_recurrence_is_affine(const ml_graph *g, ml_ref n);
+                          ml_ref *offsets, uint32_t *max_plus);
+/* Whether the node's step is one by elements that has them: parts of its positions compose. */
+bool ml_recurrence_composes(const ml_graph *g, ml_ref n);
 
 /* Moves what the step computes of its inputs alone out of it (recurrence_hoist.c). */
 void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);

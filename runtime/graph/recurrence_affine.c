@@ -545,23 +545,30 @@ static bool free_of_states(ml_graph *g, const ml_recurrence_step *s, ml_ref stat
     return true;
 }
 
-bool ml_recurrence_slopes(ml_graph *g, const ml_recurrence_step *s, ml_ref *slopes,
-                          ml_ref *offsets) {
+static bool affine_slope(ml_graph *g, const ml_recurrence_step *s, const recurrence_body *b, int i,
+                         ml_ref *slope, ml_ref *offset) {
+    const ml_ref state = s->states[i].parameter;
+    affine_state x = {.b = (recurrence_body *)b, .state = i, .parameter = state, .base = state};
+    affine_form f;
+    if (!affine_find(&x, s->next[i], &f) || f.vector || f.pairs || f.rounded) return false;
+    *slope = f.decay;
+    *offset = f.rest;
+    return free_of_states(g, s, state, slope) && free_of_states(g, s, state, offset);
+}
+
+bool ml_recurrence_slopes(ml_graph *g, const ml_recurrence_step *s, ml_ref *slopes, ml_ref *offsets,
+                          uint32_t *max_plus) {
     enum { MOST = 16 };
     recurrence_body b;
+    *max_plus = 0;
     if (s->state_count > MOST) return false;
     recurrence_body_find(&b, g, s, s->next, s->state_count);
     for (int i = 0; i < s->state_count; i++) {
-        const ml_ref state = s->states[i].parameter;
-        affine_state x = {.b = &b, .state = i, .parameter = state, .base = state};
-        affine_form f;
-        const ml_dtype dtype = (ml_dtype)ml_graph_type(g, state)->dtype;
+        const ml_dtype dtype = (ml_dtype)ml_graph_type(g, s->states[i].parameter)->dtype;
         if (dtype != ML_F32 && dtype != ML_F64) return false;
-        if (!affine_find(&x, s->next[i], &f) || f.vector || f.pairs || f.rounded) return false;
-        slopes[i] = f.decay;
-        offsets[i] = f.rest;
-        if (!free_of_states(g, s, state, &slopes[i]) || !free_of_states(g, s, state, &offsets[i]))
-            return false;
+        if (affine_slope(g, s, &b, i, &slopes[i], &offsets[i])) continue;
+        if (!recurrence_max_plus(g, s, i, &slopes[i], &offsets[i])) return false;
+        *max_plus |= 1u << i;
     }
     return true;
 }

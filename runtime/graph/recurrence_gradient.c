@@ -209,6 +209,14 @@ static ml_ref summand(const reversal *v, ml_ref n) {
     return ml_map2(v->g, ML_OP_ADD, ml_cast(v->g, left, dtype), ml_cast(v->g, right, dtype));
 }
 
+/* What is stacked for an input is rounded in the step as the gradient itself would be: half the
+ * memory where the input is narrow. */
+static ml_ref as_narrow(const reversal *v, int source, ml_ref n) {
+    ml_dtype dtype = (ml_dtype)ml_graph_type(v->g, ml_graph_source(v->g, v->n, source))->dtype;
+    int bytes = ml_dtypes[ml_graph_type(v->g, n)->dtype].bytes;
+    return ml_dtypes[dtype].bytes < bytes ? ml_cast(v->g, n, dtype) : n;
+}
+
 static void term_add(reversal *v, int source, ml_ref gradient) {
     term made = {.source = source};
     if (taken_outside(v, source, gradient)) {
@@ -223,8 +231,9 @@ static void term_add(reversal *v, int source, ml_ref gradient) {
             made.at[i] = made.is[i] ? -1 : stack(v, operand, &made.is[i]);
         }
     } else if (is_input(v, source)) {
-        bool outside = ml_recurrence_elementwise(v->g, v->n);
-        made.at[0] = stack(v, outside ? summand(v, gradient) : gradient, &made.is[0]);
+        ml_ref from = ml_recurrence_elementwise(v->g, v->n) ? summand(v, gradient) : gradient;
+        if (from == gradient) from = as_narrow(v, source, from);
+        made.at[0] = stack(v, from, &made.is[0]);
     } else {
         ml_ref from = summand(v, gradient);
         ml_dtype dtype = ml_compute_dtype((ml_dtype)ml_graph_type(v->g, from)->dtype);

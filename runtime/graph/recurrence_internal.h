@@ -75,4 +75,8 @@ bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *ou
  * there are none (recurrence_sink.c). */
 bool recurrence_sink(ml_graph *g, ml_ref n, ml_recurrence_step *out);
 
+/* The slope and offset of one state's next value in max-plus (recurrence_max_plus.c). */
+bool recurrence_max_plus(ml_graph *g, const ml_recurrence_step *step, int state, ml_ref *slope,
+                         ml_ref *offset);
+
 #endif

@@ -68,7 +68,7 @@ typedef struct {
     ml_ref n;
     ml_recurrence_step step;
     const char *why;
-    bool affine;
+    bool composes;
 } question;
 
 static void find_step(question *q) {
@@ -111,16 +111,18 @@ static void ask_why(void *argument) {
     q->why = recurrence_refusal(q->g, &q->step);
 }
 
-static void ask_affine(void *argument) {
+static void ask_composes(void *argument) {
     question *q = argument;
     find_step(q);
     ml_ref *found = ML_NEW_ARRAY(ml_graph_arena(q->g), ml_ref, 2 * q->step.state_count + 1);
-    q->affine = ml_recurrence_slopes(q->g, &q->step, found, found + q->step.state_count);
+    uint32_t max_plus;
+    q->composes =
+        ml_recurrence_slopes(q->g, &q->step, found, found + q->step.state_count, &max_plus);
 }
 
 static question answer(const ml_graph *g, ml_ref n, void (*ask)(void *)) {
     question q = {.g = ml_graph_derive(g), .from = g, .n = n};
-    if (ml_protect(ask, &q) != ML_OK) q.why = NULL, q.affine = false;
+    if (ml_protect(ask, &q) != ML_OK) q.why = NULL, q.composes = false;
     ml_graph_free(q.g);
     return q;
 }
@@ -129,6 +131,6 @@ const char *ml_recurrence_refusal(const ml_graph *g, ml_ref n) {
     return answer(g, n, ask_why).why;
 }
 
-bool ml_recurrence_is_affine(const ml_graph *g, ml_ref n) {
-    return ml_recurrence_elementwise(g, n) && answer(g, n, ask_affine).affine;
+bool ml_recurrence_composes(const ml_graph *g, ml_ref n) {
+    return ml_recurrence_elementwise(g, n) && answer(g, n, ask_composes).composes;
 }

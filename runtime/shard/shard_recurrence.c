@@ -4,8 +4,10 @@
  * the scan's; collectives that the step then needs run at each position. What the step stacks or
  * sums stays as it comes, sums over ranks too: these are taken once, after the last position. The
  * scan's own axis is whole on each rank, but for steps by elements whose states are each affine in
- * itself: there each rank computes the map of its part, state -> total state + last, all ranks
- * gather the maps, and each begins its part with the state that the parts before leave. */
+ * itself, or max-plus: there each rank computes the map of its part, state -> total state + last or
+ * max(state + total, last), all ranks gather the maps, and each begins its part with the state that
+ * the parts before leave. */
+#include <math.h>
 #include <string.h>
 
 #include "runtime/graph/recurrence.h"
@@ -19,8 +21,9 @@ typedef struct {
     ml_recurrence_pair *pairs; /* by source */
     ml_ref *roots;             /* by root: in the local graph */
     ml_placements *root_at;
-    int mesh;       /* over which the scan's axis is cut; -1: none */
-    ml_ref *finals; /* where it is cut: the states after the last position, by state */
+    int mesh;          /* over which the scan's axis is cut; -1: none */
+    uint32_t max_plus; /* a bit for each state that is: where it is cut */
+    ml_ref *finals;    /* where it is cut: the states after the last position, by state */
 } cutting;
 
 /* The same cuts where a new axis comes first. */
@@ -59,7 +62,7 @@ static int find_mesh(const cutting *c) {
         if (ml_layout_place(s->layout, s->from, &one, -1, NULL).over[found].kind != ML_REPLICATED)
             return -1;
     }
-    return ml_recurrence_is_affine(s->from, c->n) ? found : -1;
+    return ml_recurrence_composes(s->from, c->n) ? found : -1;
 }
 
 static void place_sources(cutting *c) {
@@ -109,24 +112,37 @@ static void take_roots(cutting *c, const ml_roots *roots) {
     }
 }
 
+/* A state behind positions whose map has this slope and, but for parts of slopes, offset. */
+static ml_ref map_applied(const cutting *c, int state, ml_ref x, ml_ref slope, ml_ref offset) {
+    ml_graph *g = c->s->to;
+    const bool max_plus = c->max_plus >> state & 1;
+    x = ml_map2(g, max_plus ? ML_OP_ADD : ML_OP_MUL, x, slope);
+    return offset ? ml_map2(g, max_plus ? ML_OP_MAXIMUM : ML_OP_ADD, x, offset) : x;
+}
+
+/* What a map begins with: the slope and offset of no position. */
+static double first_of_map(const cutting *c, int state, bool offset) {
+    const bool max_plus = c->max_plus >> state & 1;
+    return max_plus ? (offset ? -INFINITY : 0) : offset ? 0 : 1;
+}
+
 /* total and last of each state over this rank's part, of all ranks: {parts, ...}. */
-static void gather_maps(const cutting *c, const ml_recurrence_step *step, ml_axis parts,
-                        ml_ref *maps) {
+static void gather_maps(cutting *c, const ml_recurrence_step *step, ml_axis parts, ml_ref *maps) {
     sharder *s = c->s;
     ml_graph *g = s->to;
     const int count = step->state_count;
     ml_ref *slopes = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count), *offsets = slopes + count;
     ml_ref *next = ML_NEW_ARRAY(s->scratch, ml_ref, 2 * count);
     ml_recurrence_pair *states = ML_NEW_ARRAY(s->scratch, ml_recurrence_pair, 2 * count);
-    if (!ml_recurrence_slopes(g, step, slopes, offsets))
+    if (!ml_recurrence_slopes(g, step, slopes, offsets, &c->max_plus))
         ml_raise(ML_INTERNAL, "a recurrence is cut where it cannot be");
     for (int i = 0; i < 2 * count; i++) {
         const ml_type type = *ml_graph_type(g, step->states[i / 2].parameter);
-        const ml_ref first = ml_const(g, (ml_dtype)type.dtype, i % 2 ? 0 : 1);
+        const ml_ref first = ml_const(g, (ml_dtype)type.dtype, first_of_map(c, i / 2, i % 2));
         states[i].parameter = ml_recurrence_parameter(g, &type);
         states[i].value = ml_broadcast(g, first, &type);
-        next[i] = ml_map2(g, ML_OP_MUL, states[i].parameter, slopes[i / 2]);
-        if (i % 2) next[i] = ml_map2(g, ML_OP_ADD, next[i], offsets[i / 2]);
+        next[i] =
+            map_applied(c, i / 2, states[i].parameter, slopes[i / 2], i % 2 ? offsets[i / 2] : 0);
     }
     ml_recurrence_step map = *step;
     map.states = states;
@@ -168,8 +184,7 @@ static void pass_states(cutting *c, ml_recurrence_step *step) {
         const ml_type type = *ml_graph_type(g, step->states[i].parameter);
         before[i] = ml_recurrence_parameter(g, &type);
         states[i] = (ml_recurrence_pair){before[i], step->states[i].value};
-        next[i] = ml_map2(g, ML_OP_MUL, before[i], in[2 * i].parameter);
-        next[i] = ml_map2(g, ML_OP_ADD, next[i], in[2 * i + 1].parameter);
+        next[i] = map_applied(c, i, before[i], in[2 * i].parameter, in[2 * i + 1].parameter);
     }
     const ml_ref made = ml_recurrence_new(g, &chain), number = shard_coordinate(s, c->mesh);
     for (int i = 0; i < count; i++) {

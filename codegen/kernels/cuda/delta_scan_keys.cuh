@@ -22,6 +22,7 @@ static __device__ __forceinline__ void load_decays(float *decays, const argument
                                                    long long batch, int chunk) {
     const A_TYPE *from = (const A_TYPE *)a.p[A_AT] + A_OFFSET(batch) + chunk * CHUNK * A_STEP;
     const int there = THERE(chunk);
+#pragma unroll 16
     for (int i = threadIdx.x; i < CHUNK * KEYS; i += 256) {
         const int row = i / KEYS, key = i % KEYS;
         decays[i] = row < there ? A_LOAD(from[row * A_STEP + key * A_KEY]) : 1.0f;
@@ -38,23 +39,33 @@ static __device__ __forceinline__ void scale_in_blocks(char *to, char *from, int
                                                        const float *decays, float *blocks) {
     for (int item = threadIdx.x; item < SUBS * KEYS; item += 256) {
         const int key = item % KEYS, first = item / KEYS * SUB;
-        float product = 1;
-        const auto scale = [&](int which, int row, float by) {
-            *element_of(to + which * tile, row, key) =
-                ml_store_bf16(ml_load_bf16(*element_of(from + which * tile, row, key)) * by);
+        float decay[SUB], product = 1;
+        const auto scale = [&](int which, const float(&by)[SUB]) {
+            float x[SUB]; /* all loaded before one is stored */
+#pragma unroll
+            for (int p = 0; p < SUB; p++)
+                x[p] = ml_load_bf16(*element_of(from + which * tile, first + p, key));
+#pragma unroll
+            for (int p = 0; p < SUB; p++)
+                *element_of(to + which * tile, first + p, key) = ml_store_bf16(x[p] * by[p]);
         };
-        for (int p = first; p < first + SUB; p++) {
-            if (RANK) scale(1, p, product);
-            if (!AFTER) scale(0, p, product);
-            product *= decays[p * KEYS + key];
-            if (AFTER) scale(0, p, product);
+        float before[SUB], after[SUB]; /* the position's own decay */
+#pragma unroll
+        for (int p = 0; p < SUB; p++) {
+            decay[p] = decays[(first + p) * KEYS + key];
+            before[p] = product;
+            after[p] = product *= decay[p];
         }
         blocks[item] = product;
+        if (RANK) scale(1, before);
+        scale(0, AFTER ? after : before);
         product = 1;
-        for (int j = first + SUB - 1; j >= first; j--) {
-            if (RANK) scale(2, j, product);
-            scale(3, j, product);
-            product *= decays[j * KEYS + key];
+#pragma unroll
+        for (int j = SUB - 1; j >= 0; j--) {
+            before[j] = product;
+            product *= decay[j];
         }
+        if (RANK) scale(2, before);
+        scale(3, before);
     }
 }

@@ -35,24 +35,27 @@
 
 enum {
     TILE = CHUNK * KEYS * 2,
-    DECAYS_SHARED = 4 * TILE, /* f32, rows by position */
-    BLOCKS_SHARED = DECAYS_SHARED + CHUNK * KEYS * 4,
+    DECAYS_SHARED = RANK ? 4 * TILE : TILE, /* f32, rows by position; in place of W and U */
+    BLOCKS_SHARED = RANK ? DECAYS_SHARED + CHUNK * KEYS * 4 : 4 * TILE,
     A_SHARED = BLOCKS_SHARED + SUBS * KEYS * 4,
-    T_SHARED = A_SHARED + CHUNK * LD * 4, /* at first products in sub-blocks */
+    T_SHARED = A_SHARED + (RANK ? CHUNK * LD * 4 : 0), /* at first products in sub-blocks */
     B_SHARED = T_SHARED + CHUNK * LD * 4,
-    PAIRS = SUBS * SUB * SUB /* f32, of one of A, B, E, F */
+    PAIRS = SUBS * SUB * SUB, /* f32, of one of A, B, E, F */
+    PARTS = RANK ? 2 : 4      /* of the keys, in products by elements */
 };
 #include "delta_scan_inverse.cuh"
 
-/* Products in sub-blocks by elements: q or w by u and k, of two halves of the keys. A thread has a
- * column j; results in `pairs` are by u, then by k, of q, then of w. */
+/* Products in sub-blocks by elements: q or w by u and k, of parts of the keys. A thread has a
+ * column j; results in `pairs` are by u, then by k, of q, then of w. Rows before the column add
+ * nothing; without branches all loads of a key are on their way at once. */
 static __device__ __forceinline__ void find_pairs(char *base, const float *decays, float *pairs) {
     const int column = threadIdx.x % CHUNK, own = column % SUB, first = column - own;
-    const int half = threadIdx.x / CHUNK % 2, of_w = threadIdx.x / (2 * CHUNK);
+    const int part = threadIdx.x / CHUNK % PARTS, of_w = threadIdx.x / (PARTS * CHUNK);
     const bool later = AFTER && !of_w;
     const char *rows = base + of_w * TILE, *u = base + 2 * TILE, *k = base + 3 * TILE;
     float by_u[SUB] = {}, by_k[SUB] = {};
-    for (int key = half * (KEYS / 2); key < (half + 1) * (KEYS / 2) && (RANK || !of_w); key += 2) {
+    for (int i = 0; i < KEYS / PARTS; i += 2) {
+        const int key = part * (KEYS / PARTS) + i;
         const auto pair_of = [&](const char *tile, int row) {
             return *(const unsigned *)(tile + swizzled<CHUNK>(row, key / 8) + key % 8 * 2);
         };
@@ -63,20 +66,22 @@ static __device__ __forceinline__ void find_pairs(char *base, const float *decay
             const unsigned x = pair_of(rows, first + p);
             const float2 by = *(const float2 *)(decays + (first + p) * KEYS + key);
             const float before[2] = {product[0], product[1]};
-            if (p > own) product[0] *= by.x, product[1] *= by.y;
-            if (later ? p < own : p <= own) continue;
+            const bool adds = later ? p >= own : p > own;
+            product[0] *= p > own ? by.x : 1, product[1] *= p > own ? by.y : 1;
             const float low = __uint_as_float(x << 16) * (later ? product[0] : before[0]);
             const float high = __uint_as_float(x & 0xffff0000u) * (later ? product[1] : before[1]);
-            if (RANK)
-                by_u[p] += low * __uint_as_float(own_u << 16) +
-                           high * __uint_as_float(own_u & 0xffff0000u);
-            by_k[p] +=
+            const float of_k =
                 low * __uint_as_float(own_k << 16) + high * __uint_as_float(own_k & 0xffff0000u);
+            by_k[p] += adds ? of_k : 0;
+            if (!RANK) continue;
+            const float of_u =
+                low * __uint_as_float(own_u << 16) + high * __uint_as_float(own_u & 0xffff0000u);
+            by_u[p] += adds ? of_u : 0;
         }
     }
     float *to = pairs + of_w * 2 * PAIRS + first * SUB + own;
-    for (int turn = 0; turn < 2; turn++) {
-        if (half == turn)
+    for (int turn = 0; turn < PARTS; turn++) {
+        if (part == turn)
 #pragma unroll
             for (int p = 0; p < SUB; p++) {
                 to[p * SUB] = (turn ? to[p * SUB] : 0) + by_u[p];
@@ -137,12 +142,18 @@ static __device__ __forceinline__ void scale_by_blocks(char *base, const float *
         for (int i = 0; i < sub; i++) before *= blocks[i * KEYS + key];
         for (int i = sub + 1; i < SUBS; i++) behind *= blocks[i * KEYS + key];
         if (sub == 0) chunk[key] = behind * blocks[key];
-        for (int row = sub * SUB; row < (sub + 1) * SUB; row++)
-            for (int which = 0; which < 4; which++) {
-                if (!RANK && (which == 1 || which == 2)) continue;
-                ml_bf16 *at = element_of(base + which * TILE, row, key);
-                *at = ml_store_bf16(ml_load_bf16(*at) * (which < 2 ? before : behind));
-            }
+#pragma unroll
+        for (int which = 0; which < 4; which++) {
+            if (!RANK && (which == 1 || which == 2)) continue;
+            float x[SUB]; /* all loaded before one is stored */
+#pragma unroll
+            for (int p = 0; p < SUB; p++)
+                x[p] = ml_load_bf16(*element_of(base + which * TILE, sub * SUB + p, key));
+#pragma unroll
+            for (int p = 0; p < SUB; p++)
+                *element_of(base + which * TILE, sub * SUB + p, key) =
+                    ml_store_bf16(x[p] * (which < 2 ? before : behind));
+        }
     }
 }
 static __device__ __forceinline__ void store_tile(ml_bf16 *to, const char *tile) {
@@ -194,7 +205,7 @@ static __device__ __forceinline__ void invert(char *base) {
     if (warp >= 4 && warp < 7) invert_below(score, t, warp - 4);
     __syncthreads();
 }
-extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(arguments a) {
+extern "C" __global__ void __launch_bounds__(256, RANK ? 1 : 2) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
     char *base = (char *)shared;
     const unsigned at = shared_address(base);

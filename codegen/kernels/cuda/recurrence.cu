@@ -20,6 +20,7 @@
     x1[t * 1024LL] = kept0;
 #define LAST (void)kept0; /* after the last position */
 #endif
+#include "recurrence_quick.cuh"
 
 struct arguments {
     char *p[POINTERS];

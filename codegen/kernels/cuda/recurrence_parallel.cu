@@ -42,6 +42,7 @@
 #endif
 #include "mma_ptx.cuh"
 #include "recurrence_compose.cuh"
+#include "recurrence_quick.cuh"
 #define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
 #define WARPS (THREADS / 32)
 

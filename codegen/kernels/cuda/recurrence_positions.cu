@@ -31,6 +31,7 @@
 #define LAST /* after the last position, of the first thread */ kept0 = carry[0];
 #endif
 #include "recurrence_compose.cuh"
+#include "recurrence_quick.cuh"
 #define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
 #define WARPS (THREADS / 32)
 

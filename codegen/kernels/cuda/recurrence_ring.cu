@@ -32,6 +32,7 @@
 #define LAST (void)kept0; /* after the last position */
 #endif
 #include "mma_ptx.cuh"
+#include "recurrence_quick.cuh"
 #define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
 
 struct arguments {

@@ -40,6 +40,7 @@
 #define LAST (void)kept0[0]; /* after the last position */
 #endif
 #include "mma_ptx.cuh"
+#include "recurrence_quick.cuh"
 #define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
 
 struct arguments {
