@@ -210,7 +210,7 @@ static ml_ref summand(const reversal *v, ml_ref n) {
 }
 
 /* What is stacked for an input is rounded in the step as the gradient itself would be: half the
- * memory where the input is narrow. */
+ * memory where the input is narrow. Not of steps with sums, whose kernel adds up rows itself. */
 static ml_ref as_narrow(const reversal *v, int source, ml_ref n) {
     ml_dtype dtype = (ml_dtype)ml_graph_type(v->g, ml_graph_source(v->g, v->n, source))->dtype;
     int bytes = ml_dtypes[ml_graph_type(v->g, n)->dtype].bytes;
@@ -231,8 +231,9 @@ static void term_add(reversal *v, int source, ml_ref gradient) {
             made.at[i] = made.is[i] ? -1 : stack(v, operand, &made.is[i]);
         }
     } else if (is_input(v, source)) {
-        ml_ref from = ml_recurrence_elementwise(v->g, v->n) ? summand(v, gradient) : gradient;
-        if (from == gradient) from = as_narrow(v, source, from);
+        bool outside = ml_recurrence_elementwise(v->g, v->n);
+        ml_ref from = outside ? summand(v, gradient) : gradient;
+        if (outside && from == gradient) from = as_narrow(v, source, from);
         made.at[0] = stack(v, from, &made.is[0]);
     } else {
         ml_ref from = summand(v, gradient);
