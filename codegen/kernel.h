@@ -127,6 +127,8 @@ typedef struct ml_kernel {
     uint32_t shared_bytes;   /* dynamic. The function's attribute must be set to it: beside what the
                                 kernel declares itself, less than 48 KiB are allowed unasked */
     bool cooperative; /* CUDA: all blocks are resident at once, and may wait for one another */
+    bool early; /* CUDA: it waits for the steps ahead itself (kernel_begins), so that it may be
+                   launched while they run */
     bool batchable; /* CUDA: the grid is one-dimensional, so that several kernels may share a launch
                      */
     struct ml_kernel *next; /* to be run with the same pointers once this one is finished, or NULL:

@@ -415,7 +415,7 @@ local function collect(running, results)
   end
 end
 
-local LENGTHS = { 16, 64, 256 } -- of chunks: the least that serves, or d.chunk
+local LENGTHS = { 16, 64, 256, 512, 1024, 2048, 4096 } -- of chunks: the least that serves, or d.chunk
 
 -- Read up to `chunk` tokens of the prompts of a list, first come first.
 local function prefill(self, list, results)

@@ -351,6 +351,7 @@ function m.generate(model, options)
   local slots = invariant and o.rows or math.min(o.rows, #prompts * o.n)
   run.d = options.decoder or Decoder.new(model, {
     seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, weights = options.weights, given = specs, context = not invariant and context_for(run, options.seq.size) or nil,
+    chunk = core.device().name == "cuda" and 8192 or nil, -- no text has begun, so none waits
   })
   run.d:prepare({ o.asked }, slots)
   for i, prompt in ipairs(run.prompts) do

@@ -149,13 +149,28 @@ local function penalised(logits, i, row, position, vocab)
   return logits - core.where(core.gt(answer, 0), 1.0, 0.0) * i.presence_penalty - answer * i.frequency_penalty
 end
 
+local PARTS, LARGE = 64, 16384
+
+---x:argmax(axis), of a large vocabulary by parts: all blocks of a GPU have work where there are few rows. Of equal ones the first, too.
+---@param x Tensor
+---@param axis string
+---@return Tensor
+function sampling.place_of_largest(x, axis)
+  local size = x:size(axis)
+  if size < LARGE or size % PARTS ~= 0 or core.options().ranks > 1 then return x:argmax(axis) end
+  local parts, within = core.axis("part_of_" .. axis, PARTS), core.axis("within_part", size // PARTS)
+  x = x:split(axis, parts, within)
+  local part = x:max(within.name):argmax(parts.name)
+  return part * within.size + x:argmax(within.name):gather(part, parts.name)
+end
+
 -- The place along `axis` of what is drawn of the logits x, whose noise follows from key and token alone.
 local function drawn(x, ids, i, axis)
   local u = core.random(0, m.axes_of(x), ids:cast("i64") + i.key)
   local noise = -core.log(1e-9 - core.log(u + 1e-9)) -- Gumbel's: the argmax of the sum is a sample
   local likely = core.ge(x - x:max(axis), core.log(i.min_p))
   local hot = core.gt(i.temperature, 0)
-  return core.where(core.logical_or(likely, core.logical_not(hot)), x + core.where(hot, noise, 0), -math.huge):argmax(axis)
+  return sampling.place_of_largest(core.where(core.logical_or(likely, core.logical_not(hot)), x + core.where(hot, noise, 0), -math.huge), axis)
 end
 
 -- The id of each row among logits that are in falling order along `axis`, with top_k and top_p.
@@ -168,7 +183,7 @@ local function drawn_of_sorted(x, ids, i, axis)
 end
 
 local function chosen(x, i, needs, vocab)
-  if not needs.draw then return x:argmax(vocab.name) end
+  if not needs.draw then return sampling.place_of_largest(x, vocab.name) end
   x = x / core.where(core.gt(i.temperature, 0), i.temperature, 1)
   if needs.filter == 2 then
     local values, ids = x:sort(vocab.name, { descending = true })

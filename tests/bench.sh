@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...], tests/bench.sh load, tests/bench.sh export
+# Benchmarks as JSON lines: tests/bench.sh cpu|gpu|decode-gpu [case ...], tests/bench.sh load, tests/bench.sh export
 # Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
 # compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS;
 # on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
@@ -252,6 +252,112 @@ print(('{"case":"decode-%dx%d","weights_mb":%.1f,"token_ms":%.3f,"token_ms_cpu":
 LUA
 }
 
+# Generation on a GPU: presets of models/, beside torch_generate.py of the folder PEERS; bytes as that counts them.
+write_decode_gpu() {
+    cat >"$cache/decode_gpu.lua" <<'LUA'
+-- A model of models/ with random weights continues prompts of random tokens, all alike in length: tokens/s, the time to the first tokens,
+-- the time until steps are ready, and the bytes of weights and cache that a step reads over its time, as torch_generate.py counts them.
+local m, core, Decoder = require "mlua", require "mlua.core", require "mlua.decode"
+local function number(name, default) return math.tointeger(os.getenv(name)) or default end
+local rows, prompt, tokens = number("ROWS", 1), number("PROMPT", 512), number("TOKENS", 256)
+local config, axes, A, model, cfg = m.config, m.axes, nil, nil, nil
+m.config = function(spec) cfg = config(spec) return cfg end
+m.axes = function(sizes) A = axes(sizes) return A end
+m.train = function(options) model = options.model end
+m.generate = function() end
+dofile("models/" .. os.getenv "SCRIPT" .. ".lua")
+local function elements(p)
+  local count = 1
+  for _, axis in ipairs(m.axes_of(p)) do count = count * axis.size end
+  return count
+end
+local all, experts = 0, 0
+for _, p in ipairs(m.module_states(model)) do
+  local of_experts = false
+  for _, axis in ipairs(m.axes_of(p)) do of_experts = of_experts or axis.name == "experts" and #m.axes_of(p) > 2 end
+  all, experts = all + elements(p), experts + (of_experts and elements(p) or 0)
+end
+local clock = core.time()
+local sums = m.compile(function()
+  local sum
+  for _, p in ipairs(m.module_states(model)) do
+    local one = p
+    for _, axis in ipairs(m.axes_of(p)) do one = one:slice(axis.name, 0, 1) end
+    one = one:sum():cast "f32"
+    sum = sum and sum + one or one
+  end
+  return { sum = sum }
+end, {}, { name = "weights" })
+sums {}
+local weights_s = core.time() - clock
+clock = core.time()
+local d = Decoder.new(model, { seq = A.seq, slots = rows, chunk = number("CHUNK", 512), weights = os.getenv "WEIGHTS" })
+local temperature = tonumber(os.getenv "TEMPERATURE" or 1)
+local asked = { temperature = temperature, seed = 1 }
+d:prepare({ asked }, rows)
+local compile_s = core.time() - clock
+local state = 12345
+local function random(n)
+  state = (state * 1103515245 + 12345) % 2147483648
+  return state // 65536 % n
+end
+local list
+local function begin()
+  for _, s in ipairs(list or {}) do d:close(s) end
+  list = {}
+  for i = 1, rows do
+    local ids = {}
+    for j = 1, prompt do ids[j] = random(d.vocab) end
+    list[i] = d:open(ids, { temperature = temperature, seed = i })
+  end
+end
+local function all_ready()
+  for _, s in ipairs(list) do if not s.ready then return false end end
+  return true
+end
+local function prefill()
+  while not all_ready() do
+    local reading = {}
+    for _, s in ipairs(list) do if not s.ready then reading[#reading + 1] = s end end
+    d:step(reading)
+  end
+end
+begin()
+prefill()
+for _ = 1, 4 do d:step(list) end
+local ready_s = core.time() - clock
+local first = math.huge
+for _ = 1, 3 do
+  begin()
+  local t = core.time()
+  prefill()
+  first = math.min(first, core.time() - t)
+end
+local t = core.time()
+for _ = 1, tokens - 1 do d:step(list) end
+t = (core.time() - t) / (tokens - 1)
+local kept = 0
+for _, k in ipairs(d.cache.kept:list()) do kept = kept + (k.kind == "pool" and k.bytes or 0) end
+local met = experts
+if experts > 0 then -- of the experts that rows choose at random, as many are expected
+  local share = 1 - (1 - cfg.top_k / cfg.experts) ^ rows
+  met = experts * share
+end
+local bytes = 2 * (all - experts + met) * (d.weights and 0.5 or 1) + rows * kept * (prompt + tokens / 2)
+print(('{"model":"%s","B":%d,"prompt":%d,"tokens":%d,"weights":"%s","params_m":%.1f,"ms_token":%.3f,"tok_s":%.1f,"ttft_ms":%.1f,"compile_s":%.2f,"ready_s":%.2f,"weights_s":%.1f,"kept_bytes":%d,"gb_s":%.0f}'):format(
+  os.getenv "NAME", rows, prompt, tokens, d.weights or "bf16", all / 1e6, t * 1e3, rows / t, first * 1e3, compile_s, ready_s, weights_s, kept, bytes / t / 1e9))
+LUA
+}
+# decode_gpu_case NAME SCRIPT ROWS
+decode_gpu_case() {
+    local peer=null line
+    export MLUA_CACHE="$cache/decode-$1"
+    line=$(NAME=$1 SCRIPT=$2 ROWS=$3 "$mlua" run "$cache/decode_gpu.lua" --device "${DEVICE:-cuda}" preset="$1" seq=784) || return 1
+    echo "$line"
+    [ -z "$peers" ] || [ "$2" != llama ] || peer=$("$python" "$peers/torch_generate.py" --model "$1" -B "$3" | tail -n 1)
+    [ "$peer" = null ] || echo "$peer"
+}
+
 mode=${1:-cpu} failed=0
 shift
 cases=("$@")
@@ -296,6 +402,18 @@ LUA
     fi
 elif [ "$mode" = load ] || [ "$mode" = export ]; then
     "${mode}_cases" || failed=1
+elif [ "$mode" = decode-gpu ]; then
+    write_decode_gpu
+    "$mlua" doctor --bench | grep -i 'bench' >&2
+    while read -r name script rows; do
+        wanted "$name-$rows" && { decode_gpu_case "$name" "$script" "$rows" </dev/null || failed=1; }
+    done <<'CASES'
+llama-3b llama 1
+llama-1b llama 1
+llama-3b llama 32
+moe-8x gpt_moe 1
+moe-8x gpt_moe 32
+CASES
 else
     data=${DATA:-$cache/tokens.bin}
     [ -n "${DATA:-}" ] || draw_tokens "$data"

@@ -106,6 +106,7 @@ static void set_launch(const cuda_schedule *s, ml_kernel *out) {
     out->scalar[0] = work;
     out->scalar[1] = s->chunks;
     out->batchable = blocks > 0;
+    out->early = true;
 }
 
 void emit_cuda_choose(emitter *e, ml_kernel *out) {

@@ -339,6 +339,7 @@ static const char *finish(const cuda_schedule *s) {
 const char *emit_cuda_print(emitter *e) {
     cuda_schedule s = *e->cuda;
     s.e = e;
+    ml_text_add(&e->text, "kernel_begins();\n");
     print_operands(&s);
     if (s.slots > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)

@@ -133,7 +133,7 @@ static void choose_splits(printer *p, int64_t wanted, int64_t shortest, int64_t 
     int64_t blocks = (p->group * p->fresh + p->queries - 1) / p->queries;
     int64_t units = p->rows * p->kv_heads / p->together * blocks, longest = p->slots;
     if (p->args.window && p->args.window + p->fresh < longest) longest = p->args.window + p->fresh;
-    p->splits = (wanted + units - 1) / units;
+    p->splits = p->cuda ? wanted / units : (wanted + units - 1) / units; /* on a GPU, at once */
     if (p->splits > longest / shortest) p->splits = longest / shortest;
     if (p->splits > most) p->splits = most;
     if (p->splits < 1) p->splits = 1;

@@ -59,6 +59,7 @@ static uint32_t find_kernel(ml_template *t, const char *file) {
         k->key = recipe->key;
         k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
         k->recipe = recipe;
+        k->early = strstr(recipe->file->text, "kernel_begins();") != NULL;
         at = t->known->kernels.count;
         ml_index_add(&t->known->index, k->key, at);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
@@ -75,6 +76,7 @@ ml_kernel *template_file(ml_template *t, const char *file, const char *label, in
     k->entry = same->entry;
     k->recipe = same->recipe;
     k->print = print;
+    k->early = same->early;
     k->label = label;
     k->pointer_count = pointers;
     k->units = k->grain = 1;

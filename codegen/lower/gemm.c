@@ -451,6 +451,15 @@ void gemm_take_additions(lowering *l) {
     }
 }
 
+/* Whether no step writes the memory of a value. */
+static bool is_constant(const lowering *l, uint32_t value) {
+    const ml_storage *storage = &l->s->storages.at[l->s->values.at[value].storage];
+    if (storage->kind != ML_STORAGE_STATE) return false;
+    for (int i = 0; i < l->roots->update_count; i++)
+        if (l->roots->updates[i].state == storage->id) return false;
+    return true;
+}
+
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     uint32_t reads[4], write = views_value(l, group->result);
@@ -469,7 +478,11 @@ void gemm_step(lowering *l, lower_group *group) {
     const int addend = read_count - 1;
     if (group->gemm->scaled) reads[read_count++] = views_value(l, ml_graph_source(l->g, n, 2));
     ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
-    step->gemm = group->gemm;
+    if (l->target->kind == ML_TARGET_CUDA &&
+        ml_template_few_rows(l->s, step, group->gemm, is_constant(l, reads[1])))
+        step->kind = ML_STEP_KERNEL;
+    else
+        step->gemm = group->gemm;
     if (group->addend == 0) return;
     step->may_alias = ML_NEW(l->arena, uint64_t);
     step->may_alias[0] = (uint64_t)1 << addend;

@@ -240,6 +240,9 @@ void ml_template_write_rows(ml_schedule *s, ml_step *step);
  * are multiples of 16. */
 void ml_template_transpose(ml_schedule *s, ml_step *step);
 void ml_template_cached_attention(ml_schedule *s, ml_step *step); /* f32 and bf16 */
+/* A product of few rows of GPUs as a kernel of the step, which has its operands; false: a library
+ * serves. constant: no step of the program writes the second operand. */
+bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *gemm, bool constant);
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);

@@ -33,6 +33,10 @@ bool ml_template_recurrence_grid(ml_schedule *s, ml_step *step, const char **why
     *why = "the core has no kernels";
     return false;
 }
+bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *gemm, bool constant) {
+    (void)s, (void)step, (void)gemm, (void)constant;
+    return false;
+}
 void ml_template_write_rows(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels that write rows");

@@ -37,6 +37,7 @@ void emu_complain(const char *what);
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
+#define MLUA_NO_CLUSTERS /* blocks run one after another */
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __restrict__

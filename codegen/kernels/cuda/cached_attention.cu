@@ -5,7 +5,9 @@
  * A warp reads a key, and a value, with all lanes: lane l has columns (32 step + l) VEC + 0 ..
  * VEC-1. Its KEYS * QUERIES = 32 sums of products are exchanged so that each lane ends up with one
  * whole score, of key l / QUERIES and query l % QUERIES: score function, mask and exponential are
- * computed once each. At last the block adds up what its warps have. */
+ * computed once each. At last the block adds up what its warps have. Where registers have room
+ * (AHEAD), the values of keys are loaded with them, and the next keys before these values are
+ * used. */
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define ENTRY cached_attention
@@ -21,6 +23,9 @@
 #define K_STEPS ((HEAD_DIM + 32 * K_VEC - 1) / (32 * K_VEC))
 #define V_STEPS ((VALUE_DIM + 32 * V_VEC - 1) / (32 * V_VEC))
 #define ALL 0xffffffffu
+#define AHEAD                                                                                      \
+    (KEYS * (K_STEPS * K_VEC + V_STEPS * V_VEC) * (int)sizeof(ELEMENT) <= 64 * 4 && K_VEC > 1 &&   \
+     V_VEC > 1)
 
 struct arguments {
     char *p[POINTERS];
@@ -40,6 +45,25 @@ static __device__ __forceinline__ void load(const ELEMENT *row, long long stride
     } else
         to[0] = LOAD(row[column * stride]);
 }
+/* The same of KEYS rows of a pool, as they are in memory: each lane has the number of one. */
+template <int N, int STEPS, int WIDTH>
+static __device__ __forceinline__ void fetch(const ELEMENT *pool, long long stride, int pool_row,
+                                             pack<N> (&to)[KEYS][STEPS]) {
+#pragma unroll
+    for (int j = 0; j < KEYS; j++) {
+        const ELEMENT *row = pool + __shfl_sync(ALL, pool_row, j * QUERIES) * stride;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            const int column = (step * 32 + threadIdx.x % 32) * N;
+            if (column < WIDTH) to[j][step] = *(const pack<N> *)(row + column);
+        }
+    }
+}
+template <int N, int WIDTH>
+static __device__ __forceinline__ void widen(const pack<N> &from, int column, float (&to)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = column < WIDTH ? LOAD(from.at[i]) : 0;
+}
 static __device__ __forceinline__ void load_queries(const arguments &a, const work &w,
                                                     float (&q)[QUERIES][K_STEPS][K_VEC]) {
     const int lane = threadIdx.x % 32;
@@ -54,18 +78,23 @@ static __device__ __forceinline__ void load_queries(const arguments &a, const wo
             }
     }
 }
+/* With a constant width: no compiler unrolls a loop that halves it, and then sums lie in memory. */
+template <int WIDTH> static __device__ __forceinline__ void exchange_halves(float (&sum)[32]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        const bool upper = threadIdx.x & WIDTH;
+        const float mine = upper ? sum[i + WIDTH] : sum[i];
+        const float other = upper ? sum[i] : sum[i + WIDTH];
+        sum[i] = mine + __shfl_xor_sync(ALL, other, WIDTH);
+    }
+}
 /* Lane l gets the sum over all lanes of sum[l]. */
 static __device__ __forceinline__ float exchange(float (&sum)[32]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int width = 16; width > 0; width /= 2)
-#pragma unroll
-        for (int i = 0; i < width; i++) {
-            const bool upper = lane & width;
-            const float mine = upper ? sum[i + width] : sum[i];
-            const float other = upper ? sum[i] : sum[i + width];
-            sum[i] = mine + __shfl_xor_sync(ALL, other, width);
-        }
+    exchange_halves<16>(sum);
+    exchange_halves<8>(sum);
+    exchange_halves<4>(sum);
+    exchange_halves<2>(sum);
+    exchange_halves<1>(sum);
     return sum[0];
 }
 /* The score of this lane: LOWEST where its query does not see its key. */
@@ -81,6 +110,7 @@ static __device__ __forceinline__ float score_key(const arguments &a, const work
 }
 static __device__ __forceinline__ float scores(const arguments &a, const work &w, int key,
                                                int pool_row,
+                                               const pack<K_VEC> (&fetched)[KEYS][K_STEPS],
                                                const float (&q)[QUERIES][K_STEPS][K_VEC]) {
     const ELEMENT *k = (const ELEMENT *)a.p[1] + w.kv_head * K_HEAD;
     const int lane = threadIdx.x % 32;
@@ -93,7 +123,10 @@ static __device__ __forceinline__ float scores(const arguments &a, const work &w
 #pragma unroll
         for (int step = 0; step < K_STEPS; step++) {
             float x[K_VEC];
-            load<K_VEC, HEAD_DIM>(from, K_DIM, (step * 32 + lane) * K_VEC, x);
+            if (AHEAD)
+                widen<K_VEC, HEAD_DIM>(fetched[j][step], (step * 32 + lane) * K_VEC, x);
+            else
+                load<K_VEC, HEAD_DIM>(from, K_DIM, (step * 32 + lane) * K_VEC, x);
 #pragma unroll
             for (int c = 0; c < QUERIES; c++)
 #pragma unroll
@@ -104,6 +137,7 @@ static __device__ __forceinline__ float scores(const arguments &a, const work &w
 }
 static __device__ __forceinline__ void add_values(const arguments &a, const work &w, int key,
                                                   int pool_row, float weight,
+                                                  const pack<V_VEC> (&fetched)[KEYS][V_STEPS],
                                                   float (&out)[QUERIES][V_STEPS][V_VEC]) {
     const ELEMENT *v = (const ELEMENT *)a.p[2] + w.kv_head * V_HEAD;
     const int lane = threadIdx.x % 32;
@@ -117,7 +151,10 @@ static __device__ __forceinline__ void add_values(const arguments &a, const work
 #pragma unroll
         for (int step = 0; step < V_STEPS; step++) {
             float x[V_VEC];
-            load<V_VEC, VALUE_DIM>(from, V_DIM, (step * 32 + lane) * V_VEC, x);
+            if (AHEAD)
+                widen<V_VEC, VALUE_DIM>(fetched[j][step], (step * 32 + lane) * V_VEC, x);
+            else
+                load<V_VEC, VALUE_DIM>(from, V_DIM, (step * 32 + lane) * V_VEC, x);
 #pragma unroll
             for (int c = 0; c < QUERIES; c++)
 #pragma unroll
@@ -168,14 +205,25 @@ static __device__ __forceinline__ void write_block(const arguments &a, const wor
 }
 extern "C" __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
     extern __shared__ float shared[];
+    kernel_begins();
     const work w = find_work(a.p);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float q[QUERIES][K_STEPS][K_VEC], out[QUERIES][V_STEPS][V_VEC] = {};
     float largest = LOWEST, sum = 0; /* of query lane % QUERIES; sums of this lane's keys */
+    const ELEMENT *k = (const ELEMENT *)a.p[1] + w.kv_head * K_HEAD,
+                  *v = (const ELEMENT *)a.p[2] + w.kv_head * V_HEAD;
+    pack<K_VEC> keys[KEYS][K_STEPS];
+    pack<V_VEC> values[KEYS][V_STEPS];
+    int first = w.begin + warp * KEYS, next_row = row_of_key(a.p, w, first + lane / QUERIES);
+    if (AHEAD && first < w.end) fetch<K_VEC, K_STEPS, HEAD_DIM>(k, K_POOL, next_row, keys);
     load_queries(a, w, q);
-    for (int key = w.begin + warp * KEYS; key < w.end; key += WARPS * KEYS) {
-        const int pool_row = row_of_key(a.p, w, key + lane / QUERIES);
-        const float score = scores(a, w, key, pool_row, q);
+    for (int key = first; key < w.end; key += WARPS * KEYS) {
+        const int pool_row = next_row;
+        if (AHEAD) fetch<V_VEC, V_STEPS, VALUE_DIM>(v, V_POOL, pool_row, values);
+        next_row = row_of_key(a.p, w, key + WARPS * KEYS + lane / QUERIES);
+        const float score = scores(a, w, key, pool_row, keys, q);
+        if (AHEAD && key + WARPS * KEYS < w.end)
+            fetch<K_VEC, K_STEPS, HEAD_DIM>(k, K_POOL, next_row, keys);
         float next = largest_of(score);
         next = next > largest ? next : largest;
         const float base = next <= LOWEST ? 0 : next; /* a query without keys so far */
@@ -190,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
 #pragma unroll
                 for (int e = 0; e < V_VEC; e++) out[c][step][e] *= factor;
         }
-        add_values(a, w, key, pool_row, weight, out);
+        add_values(a, w, key, pool_row, weight, values, out);
     }
     sum = sum_of(sum);
     float *parts = shared + warp * QUERIES * PARTIAL_ROW;

@@ -138,6 +138,7 @@ static __device__ __forceinline__ void write_query(const arguments &a, const wor
 }
 extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
+    kernel_begins();
     const work w = find_work(a.p);
     const unsigned queries_at = shared_address(shared),
                    slots_at = queries_at + QUERIES * HEAD_ROW * 2;

@@ -32,6 +32,14 @@ typedef unsigned long long ml_u64;
 #define ML_JOIN(entry, name) ML_JOIN_(entry, name)
 #define NAME(name) ML_JOIN(ENTRY, name)
 
+/* First in kernels that may be launched before the steps ahead have ended (ml_kernel.early): from
+ * here on those have, and what they wrote is there. The next launch may begin likewise. */
+ML_INLINE void kernel_begins() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* bfloat16 in memory is its upper half; stores round to nearest, ties to even */
 ML_INLINE float ml_load_bf16(ml_bf16 h) { return __uint_as_float((unsigned)h.bits << 16); }
 ML_INLINE ml_bf16 ml_store_bf16(float x) {

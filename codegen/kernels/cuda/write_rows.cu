@@ -23,6 +23,7 @@ struct arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
+    kernel_begins();
     const ELEMENT *cache = (const ELEMENT *)a.p[0], *value = (const ELEMENT *)a.p[2];
     const int *index = (const int *)a.p[1];
     ELEMENT *result = (ELEMENT *)a.p[3];

@@ -25,10 +25,40 @@ static ml_comm *ranks_of(const ml_executable *e) {
     return e->device->base.ranks->comm;
 }
 
-static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
+/* A launch that need not wait until the kernel ahead of it has ended: it does so itself. */
+static ml_status launch_early(cuda_device *d, const cuda_launch *launch, void **parameters) {
     const ml_kernel *k = launch->kernel;
+    CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
+    early.value.programmaticStreamSerializationAllowed = 1;
+    const CUlaunchConfig config = {.gridDimX = k->grid[0],
+                                   .gridDimY = k->grid[1],
+                                   .gridDimZ = k->grid[2],
+                                   .blockDimX = k->block,
+                                   .blockDimY = 1,
+                                   .blockDimZ = 1,
+                                   .sharedMemBytes = k->shared_bytes,
+                                   .hStream = d->stream,
+                                   .attrs = &early,
+                                   .numAttrs = 1};
+    CUDA_TRY(cuLaunchKernelEx(&config, launch->function, parameters, NULL));
+    return ML_OK;
+}
+
+/* Steps of decoding are short, so that what lies between them counts. The first one of a run waits
+ * for all before it: the rest of them may read what no step writes at once. */
+static bool starts_early(const ml_executable *e, const cuda_step *step, const ml_kernel *k) {
+    enum { ARCH = 90 };
+    return e->plan->roots.often && k->early && step != e->steps && cuda.cuLaunchKernelEx &&
+           e->device->base.target.arch >= ARCH && !e->device->nccl;
+}
+
+static ml_status launch_kernel(const ml_executable *e, const cuda_step *step,
+                               const cuda_launch *launch) {
+    const ml_kernel *k = launch->kernel;
+    cuda_device *d = e->device;
     void *parameters[] = {launch->arguments};
     if (k->grid[0] == 0 || k->grid[1] == 0 || k->grid[2] == 0) return ML_OK; /* nothing to do */
+    if (starts_early(e, step, k)) return launch_early(d, launch, parameters);
     if (k->cooperative) {
         CUDA_TRY(cuLaunchCooperativeKernel(launch->function, k->grid[0], k->grid[1], k->grid[2],
                                            k->block, 1, 1, k->shared_bytes, d->stream, parameters));
@@ -64,8 +94,7 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     if (step->loop) return cuda_loop_run(e, step);
     if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
     if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
-    for (int i = 0; i < step->launch_count; i++)
-        ML_TRY(launch_kernel(e->device, &step->launches[i]));
+    for (int i = 0; i < step->launch_count; i++) ML_TRY(launch_kernel(e, step, &step->launches[i]));
     return ML_OK;
 }
 
