@@ -289,14 +289,14 @@ static void check_chat_stream(const serving *s) {
 #define LONG_REQUEST                                                                               \
     "{\"prompt\":\"a\",\"n\":128,\"max_tokens\":60,\"ignore_eos\":true,\"logprobs\":5}"
 
-/* However fast it decodes: the server is stopped for longer than its limit of a second. */
+/* However fast it decodes: the server is stopped for longer than its limit of three seconds. */
 static void check_timeout(const serving *s) {
     char answer[SERVING_ANSWER];
     int fd = serving_connect(s->port);
     REQUIRE(fd >= 0 && serving_post(fd, "/v1/completions", LONG_REQUEST));
     usleep(50000);
     kill(s->pid, SIGSTOP);
-    usleep(1500000);
+    usleep(3500000);
     kill(s->pid, SIGCONT);
     CHECK(serving_receive(fd, answer));
     close(fd);
@@ -312,7 +312,7 @@ PROCESS_TEST(serve_chats) {
                   "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if "
                   "add_generation_prompt %}<assistant>{% endif %}");
     serving_train(room, "data=text tokenizer=tokenizer.json vocab=288 steps=2");
-    serving s = serving_start(room, "", "--slots 1 --queue 1 --seconds 1");
+    serving s = serving_start(room, "", "--slots 1 --queue 1 --seconds 3");
     json_t *a = ask(&s, "/v1/chat/completions",
                     "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\","
                     "\"content\":\"Hi\"}],\"model\":\"run\","
