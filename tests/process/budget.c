@@ -48,13 +48,20 @@ PROCESS_TEST(memory_budget) {
     process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
 }
 
+/* Not of mamba, hybrid and vit: a compiler joins a product and a sum where they are in one kernel
+ * (runtime/plan/README.md, invariants). */
 static void budgets_of_models(process_room *room) {
-    static const char *const models[] = {"llama",    "gpt_moe", "gemma", "deepseek", "mamba",
-                                         "deltanet", "hybrid",  "rwkv",  "bert",     "t5",
-                                         "vit",      "llava",   "lora"};
+    static const char *const models[] = {"llama.lua\" layers=2 sample=0 batch=2",
+                                         "gpt_moe.lua\" layers=2 sample=0 batch=2",
+                                         "gemma.lua\" layers=2 sample=0 batch=2",
+                                         "deepseek.lua\" layers=2 sample=0 batch=2",
+                                         "deltanet.lua\" layers=2 sample=0 batch=2",
+                                         "rwkv.lua\" layers=2 sample=0 batch=2",
+                                         "bert.lua\"",
+                                         "t5.lua\"",
+                                         "llava.lua\""};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
-        check_budgets(room, ml_arena_format(room->arena, "\"$ROOT/models/%s.lua\" steps=2 sample=0",
-                                            models[i]));
+        check_budgets(room, ml_arena_format(room->arena, "\"$ROOT/models/%s steps=2", models[i]));
 }
 
 TEST(long, budgets_of_models) {
