@@ -275,6 +275,11 @@ ml_status ml_check_step(ml_checker *checker, uint32_t step) {
 }
 
 /* ---- states and inputs ---- */
+/* Doubles hold integers of 53 bits: what follows from larger ones, as seeds are, is not checked. */
+static bool exact(const ml_type *type, const double *values) {
+    return type->dtype != ML_I64 || largest_of(values, ml_type_elements(type)) < 0x1p53;
+}
+
 static void begin_body(void *context) {
     check_call *call = context;
     ml_checker *c = call->checker;
@@ -299,7 +304,8 @@ static void begin_body(void *context) {
             value.stride[i] = stride;
             stride *= value.type.size[i];
         }
-        c->known[n] = value_take(c, &value, c->arena, call->arena);
+        double *is = value_take(c, &value, c->arena, call->arena);
+        if (exact(&value.type, is)) c->known[n] = is;
     }
 }
 
