@@ -41,6 +41,10 @@ void ml_template_write_rows(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels that write rows");
 }
+void ml_template_transpose(ml_schedule *s, ml_step *step) {
+    (void)s, (void)step;
+    absent("kernels that transpose");
+}
 void ml_template_cached_attention(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels of cached attention");
