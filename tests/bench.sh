@@ -6,6 +6,8 @@
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
 # from the command, PyTorch's without a cache. A row for the README's table follows each case.
+# decode-gpu: models of random weights continue prompts, beside torch_generate.py of the folder PEERS (CHUNK=8192 reads prompts as
+# m.generate does on a GPU; WEIGHTS=int8 or fp8; PROMPT, TOKENS, TEMPERATURE).
 # load: a checkpoint and a Hugging Face folder of models/gpt.lua (PRESET, DEVICE) are written, each is read by dd and loaded,
 # from page cache and cold. Seconds; read_n_s is of as many dd as cores. FOLDER has room for them; it is emptied afterwards.
 # export: the checkpoint's weights as a Hugging Face folder (DTYPE, f32), synced, beside dd conv=fsync of as many bytes, EXPORTS times each

@@ -2,7 +2,7 @@
  * that of reading. With 32 rows cuBLASLt is faster. */
 #include "codegen/kernels/template.h"
 
-enum { TILE = 64, LINE = 72, PACK = 8, MOST_ROWS = 8, ARCH = 80, CLUSTERS = 90 };
+enum { TILE = 64, LINE = 72, PACK = 8, ROOM = 8, ARCH = 80, CLUSTERS = 90 };
 
 static bool aligned(const ml_value *v) {
     return v->offset % PACK == 0;
@@ -19,8 +19,7 @@ static bool serves(const ml_schedule *s, const ml_step *step, const ml_gemm *g) 
     if (g->a_dtype != ML_BF16 || g->b_dtype != ML_BF16 ||
         (g->c_dtype != ML_BF16 && g->c_dtype != ML_F32))
         return false;
-    if (g->m > MOST_ROWS || g->n < FEWEST_COLUMNS || g->k < FEWEST_DEPTH || g->n > MOST ||
-        g->k > MOST)
+    if (g->m > ROOM || g->n < FEWEST_COLUMNS || g->k < FEWEST_DEPTH || g->n > MOST || g->k > MOST)
         return false;
     if (g->a_col != 1 || g->c_col != 1 || (!deep && g->b_col != 1)) return false;
     if ((g->m > 1 && g->a_row % PACK) || (deep ? g->b_col : g->b_row) % PACK ||
@@ -39,19 +38,15 @@ static int64_t choose_split(const ml_target *target, int64_t tiles, int64_t step
 }
 
 bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *g, bool constant) {
-    enum { THREADS = 128, SLOT_ROOM = 53 << 10, MOST_SLOTS = 6 };
+    enum { THREADS = 128, SLOTS = 5, SLOT = (TILE + ROOM) * LINE * 2 };
     if (!serves(s, step, g)) return false;
     ml_template t = template_begin(s);
-    int64_t room = g->m <= 8 ? 8 : g->m <= 16 ? 16 : g->m <= 32 ? 32 : 64;
-    int64_t slot = (TILE + room) * LINE * 2, slots = SLOT_ROOM / slot;
-    if (slots > MOST_SLOTS) slots = MOST_SLOTS;
     int64_t tiles = (g->n + TILE - 1) / TILE, steps = (g->k + TILE - 1) / TILE;
     int64_t split = choose_split(s->target, tiles, steps);
     bool deep = g->b_row == 1 && g->b_col >= g->k, bias = g->epilogue == ML_EPILOGUE_BIAS;
     int pointers = step->read_count + 1;
     template_set(&t, "POINTERS", "%d", pointers);
     template_set(&t, "ROWS", "%lld", (long long)g->m);
-    template_set(&t, "ROOM", "%lld", (long long)room);
     template_set(&t, "COLUMNS", "%lldLL", (long long)g->n);
     template_set(&t, "DEPTH", "%lldLL", (long long)g->k);
     template_set(&t, "A_ROW", "%lldLL", (long long)g->a_row);
@@ -59,7 +54,7 @@ bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *g, bool 
     template_set(&t, "B_STRIDE", "%lldLL", (long long)(deep ? g->b_col : g->b_row));
     template_set(&t, "C_ROW", "%lldLL", (long long)g->c_row);
     template_set(&t, "SPLIT", "%lld", (long long)split);
-    template_set(&t, "SLOTS", "%lld", (long long)slots);
+    template_set(&t, "SLOTS", "%d", SLOTS);
     template_set(&t, "CONSTANT", "%d", constant);
     template_set(&t, "BIAS_AT", "%d", bias ? 2 : 0);
     template_set(&t, "ADDEND_AT", "%d", g->accumulate ? step->read_count - 1 : 0);
@@ -68,7 +63,6 @@ bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *g, bool 
     template_set_text(&t, "STORE", ml_dtypes[g->c_dtype].store);
     template_set_text(&t, "LOAD", ml_dtypes[g->c_dtype].load);
     step->kernel = template_file(&t, "few_rows.cu", "few_rows", pointers);
-    int64_t sums = room * (TILE + 4) * 4, bytes = slots * slot;
-    template_launch(step->kernel, tiles * split, 1, 1, THREADS, bytes > sums ? bytes : sums);
+    template_launch(step->kernel, tiles * split, 1, 1, THREADS, SLOTS * SLOT); /* sums need less */
     return true;
 }

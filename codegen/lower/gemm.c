@@ -37,7 +37,7 @@ static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
     const ml_type *b = ml_graph_type(g, ml_graph_source(g, dot, 1));
     const ml_type *c = ml_graph_type(g, dot);
     memset(out, 0, sizeof *out);
-    out->scaled = ml_graph_node(g, dot)->source_count == 3;
+    out->scaled = ml_is_scaled_dot(g, dot);
     out->batch.total = out->m.total = out->n.total = out->k.total = 1;
     for (int i = 0; i < c->rank; i++) {
         bool in_a = ml_type_find(a, c->axis[i]) >= 0, in_b = ml_type_find(b, c->axis[i]) >= 0;
@@ -62,7 +62,7 @@ bool gemm_serves(const lowering *l, ml_ref dot) {
     int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
     int b = ml_graph_type(g, ml_graph_source(g, dot, 1))->dtype, c = ml_graph_type(g, dot)->dtype;
     dot_axes axes;
-    if (ml_graph_node(g, dot)->source_count == 3) return true; /* ml_scaled_product_library */
+    if (ml_is_scaled_dot(g, dot)) return true; /* ml_scaled_product_library */
     if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
         return false;
     if (ml_dtypes[a].bytes == 1) return false; /* of weights alone */

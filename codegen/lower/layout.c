@@ -62,7 +62,7 @@ static void try_layout(lowering *l, ml_ref dot, int which) {
     ml_ref tensor = ml_graph_source(l->g, dot, which);
     const ml_type *type = ml_graph_type(l->g, tensor);
     ml_type order;
-    if (ml_graph_node(l->g, dot)->source_count == 3) return; /* scaled: transposed on their own */
+    if (ml_is_scaled_dot(l->g, dot)) return; /* its operands are transposed on their own */
     if (!gemm_copies(l, dot, which, &order)) return;
     int64_t packed[ML_MAX_AXES], stride[ML_MAX_AXES] = {0};
     views_strides(&order, packed);

@@ -173,6 +173,10 @@ static inline const int64_t *ml_graph_args(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
     return node->arg_count ? g->args.at + node->args : NULL;
 }
+/* A product of operands in 8 bits: a DOT whose third operand is their scale. */
+static inline bool ml_is_scaled_dot(const ml_graph *g, ml_ref n) {
+    return ml_graph_node(g, n)->op == ML_OP_DOT && ml_graph_node(g, n)->source_count == 3;
+}
 const ml_origin *ml_graph_origin(const ml_graph *g, ml_ref n);
 bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value); /* CONST, or BROADCAST of one */
 int ml_op_outputs(const ml_graph *g, ml_ref n); /* number of outputs, 1 for most */

@@ -550,7 +550,7 @@ static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradien
 static ml_ref multiply(state *s, ml_ref like, ml_ref left, ml_ref right, const ml_axis *axes,
                        int count, ml_dtype dtype) {
     ml_graph *to = s->r->to;
-    if (node_of(s, like)->op == ML_OP_DOT && node_of(s, like)->source_count == 3) {
+    if (ml_is_scaled_dot(s->r->from, like)) {
         ml_ref scale = s->r->map[ml_graph_source(s->r->from, like, 2)];
         return ml_scaled_dot(to, left, right, scale, axes, count, dtype);
     }

@@ -265,20 +265,16 @@ typedef struct {
     const void *context;
 } widening;
 
-static bool is_scaled(const ml_graph *g, ml_ref n) {
-    return ml_graph_node(g, n)->op == ML_OP_DOT && ml_graph_node(g, n)->source_count == 3;
-}
-
 bool ml_widen_scaled_products_applies(const ml_graph *g) {
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (is_scaled(g, n)) return true;
+        if (ml_is_scaled_dot(g, n)) return true;
     return false;
 }
 
 static ml_ref widen(rewrite *r, ml_ref n, const ml_ref *sources) {
     const widening *w = r->context;
     ml_graph *to = r->to;
-    if (!is_scaled(r->from, n) || w->served(w->context, r->from, n))
+    if (!ml_is_scaled_dot(r->from, n) || w->served(w->context, r->from, n))
         return rewrite_copy(r, n, sources);
     ml_axis axes[ML_MAX_AXES];
     const int count = ml_graph_node(r->from, n)->arg_count;

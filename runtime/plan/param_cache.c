@@ -101,8 +101,7 @@ static void find_casts(work *w) {
                 ml_dtypes[dtype].bytes == 1 && w->derived[from] && ml_graph_type(g, n)->rank > 0;
             w->cast[n] = ml_is_narrow((ml_dtype)dtype) && (w->source[from] || scaled);
         }
-        if (node->op == ML_OP_DOT && node->source_count == 3 && w->casts)
-            find_numbers(w, ml_graph_source(g, n, 2));
+        if (w->casts && ml_is_scaled_dot(g, n)) find_numbers(w, ml_graph_source(g, n, 2));
         w->cacheable[n] =
             gathers(w, n) || (node->op == ML_OP_CAST && w->cacheable[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;

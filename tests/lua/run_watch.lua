@@ -1,24 +1,10 @@
 -- mlua run --watch: an edit that changes nothing leaves every loss as it is, to the bit; a wider layer begins anew, the others continue, and the old
 -- one is there again when the edit is undone; an error and another batch leave the program running. The script waits at steps 10,
 -- 20 and 30 for its edits.
-local check = require "lib.check"
+local check, scratch = require "lib.check", require "lib.scratch"
 local core = require "mlua.core"
 
-local binary = os.getenv "MLUA" or "build/mlua"
-local absolute = binary:sub(1, 1) == "/" and binary or assert(io.popen "pwd"):read "l" .. "/" .. binary
-local folder = os.tmpname()
-os.remove(folder)
-local function write(name, text)
-  local file = assert(io.open(folder .. "/" .. name, "w"))
-  file:write(text)
-  file:close()
-end
-local function read(name)
-  local file = assert(io.open(folder .. "/" .. name))
-  local text = file:read "a"
-  file:close()
-  return text
-end
+local absolute, folder, write, read = scratch.mlua, scratch.folder, scratch.write, scratch.read
 
 local script = [[
 local m = require "mlua"

@@ -1,26 +1,12 @@
 -- mlua run --watch over drawn edits of a training script: another width of a layer, a norm more or less, another activation, another
 -- optimizer's setting, a syntax error, a comment. Losses are, to the bit, those of a run that sees only the edits that change something;
 -- of the parameters those alone begin anew that the edit changed. EDITS=50 SEED=1 for more; the script waits at every second step.
-local check = require "lib.check"
+local check, scratch = require "lib.check", require "lib.scratch"
 
 local edits, seed = tonumber(os.getenv "EDITS" or 2), tonumber(os.getenv "SEED" or 1)
 math.randomseed(seed)
-local binary = os.getenv "MLUA" or "build/mlua"
-local absolute = binary:sub(1, 1) == "/" and binary or assert(io.popen "pwd"):read "l" .. "/" .. binary
-local folder = os.tmpname()
-os.remove(folder)
+local absolute, folder, write, read = scratch.mlua, scratch.folder, scratch.write, scratch.read
 assert(os.execute(("mkdir -p %s/edits"):format(folder)))
-local function write(name, text)
-  local file = assert(io.open(folder .. "/" .. name, "w"))
-  file:write(text)
-  file:close()
-end
-local function read(name)
-  local file = assert(io.open(folder .. "/" .. name))
-  local text = file:read "a"
-  file:close()
-  return text
-end
 
 local EVERY = 2
 local steps = EVERY * (edits + 1)

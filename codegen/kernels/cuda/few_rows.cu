@@ -12,8 +12,7 @@
 #include "prelude.cuh"
 #define ENTRY few_rows
 #define POINTERS 3
-#define ROWS 1 /* of A */
-#define ROOM 8 /* for rows: 8, 16, 32 or 64 */
+#define ROWS 1 /* of A, at most ROOM */
 #define COLUMNS 4096LL
 #define DEPTH 4096LL
 #define A_ROW 4096LL
@@ -33,6 +32,7 @@
 #include "mma_ptx.cuh"
 
 #define TILE 64
+#define ROOM 8  /* for rows: the columns of an mma */
 #define LINE 72 /* elements of a line of a slot: 64, and 8 so that lines lie in different banks */
 #define A_BYTES (ROOM * LINE * 2)
 #define SLOT_BYTES (TILE * LINE * 2 + A_BYTES)
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void load_a(unsigned to, const ml_bf16 *a, int
     }
 }
 /* Of the warp's 16 columns with all rows. */
-static __device__ __forceinline__ void multiply(float (&sum)[ROOM / 8][4], unsigned slot) {
+static __device__ __forceinline__ void multiply(float (&sum)[4], unsigned slot) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const unsigned b_at =
         slot + (B_DEEP ? (first + lane % 16) * LINE + lane / 16 * 8
@@ -101,24 +101,12 @@ static __device__ __forceinline__ void multiply(float (&sum)[ROOM / 8][4], unsig
         else
             load_matrices_transposed(x[k / 16], b_at + k * LINE * 2);
     }
-#if ROOM == 8 /* four matrices: two steps of 16 deep */
 #pragma unroll
-    for (int k = 0; k < TILE; k += 32) {
+    for (int k = 0; k < TILE; k += 32) { /* four matrices: two steps of 16 deep */
         load_matrices(y, a_at + (lane % 8 * LINE + lane / 8 * 8 + k) * 2);
-        mma(sum[0], x[k / 16], y[0], y[1]);
-        mma(sum[0], x[k / 16 + 1], y[2], y[3]);
+        mma(sum, x[k / 16], y[0], y[1]);
+        mma(sum, x[k / 16 + 1], y[2], y[3]);
     }
-#else
-#pragma unroll
-    for (int k = 0; k < TILE; k += 16)
-#pragma unroll
-        for (int m = 0; m < ROOM; m += 16) {
-            load_matrices(y, a_at + ((m + lane / 16 * 8 + lane % 8) * LINE + lane / 8 % 2 * 8 + k) *
-                                        2);
-            mma(sum[m / 8], x[k / 16], y[0], y[1]);
-            mma(sum[m / 8 + 1], x[k / 16], y[2], y[3]);
-        }
-#endif
 }
 static __device__ __forceinline__ void write(const arguments &a, int n0, int rank,
                                              const float *sums) {
@@ -160,7 +148,7 @@ extern "C" CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
         load_a(ring + s * SLOT_BYTES + TILE * LINE * 2, left, (begin + s) * TILE);
     copies_commit();
     copies_wait();
-    float sum[ROOM / 8][4] = {};
+    float sum[4] = {};
     int slot = 0, next = SLOTS - 1;
     for (int step = begin; step < end; step++) {
         if (step > begin + SLOTS - 2) copies_but<SLOTS - 2>();
@@ -177,10 +165,8 @@ extern "C" CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     __syncthreads();
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int m = 0; m < ROOM / 8; m++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sums[(m * 8 + lane % 4 * 2 + i % 2) * SUM_ROW + column + i / 2 * 8] = sum[m][i];
+    for (int i = 0; i < 4; i++)
+        sums[(lane % 4 * 2 + i % 2) * SUM_ROW + column + i / 2 * 8] = sum[i];
     cluster_sync();
     write(a, n0, rank, sums);
     cluster_sync(); /* blocks stay until theirs is read */
