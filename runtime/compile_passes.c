@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/machine.h"
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
 

@@ -14,7 +14,7 @@
 -- over the window: the oracle that increments are compared with, and what runs where a model has none).
 -- `invariant` (--batch-invariant): what is computed of a sequence is the same to the bit whatever else is decoded. Steps are always the program of
 -- all slots, prompts are read one at a time and share no blocks, and a sequence that gave its place to another one gets its answer again by steps.
--- `weights`: the dtype in which weights of products are held, by the option weights = "int8" or "fp8" (runtime/graph/weights.h); nil: as they are.
+-- `weights`: the dtype in which weights of products are held, by the option weights = "int8" or "fp8" (runtime/ops/quantize/weights.h); nil: as they are.
 -- Fields of a sequence: `ids` (prompt, then answer; not to be written), `prompt` (how many of them are the prompt's), `ready` (the prompt is
 -- read: each further step gives a token), `asked` (temperature, ...: sampling.lua).
 --

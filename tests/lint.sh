@@ -16,31 +16,32 @@ files=$(git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cu' '*.
 allowed() { # room -> the folders that it may include
     case $1 in
     runtime/base) echo 'runtime/base' ;;
-    runtime/graph) echo 'runtime/(base|graph)' ;;
-    runtime/increment) echo 'runtime/(base|graph|increment)' ;;
-    runtime/passes) echo 'runtime/(base|graph|passes)' ;;
-    runtime/shard) echo 'runtime/(base|graph|passes|shard)' ;;
+    runtime/graph) echo 'runtime/(base|graph|ops/[a-z_]+)' ;;
+    runtime/increment) echo 'runtime/(base|graph|ops/[a-z_]+|increment)' ;;
+    runtime/passes) echo 'runtime/(base|graph|ops/[a-z_]+|passes)' ;;
+    runtime/shard) echo 'runtime/(base|graph|ops/[a-z_]+|passes|shard)' ;;
+    runtime/ops/*) echo 'runtime/(base|graph|ops/[a-z_]+|passes|shard)' ;;
     codegen) echo '(runtime/(base|graph)|codegen)' ;;
     codegen/jit) echo '(runtime/base|codegen|codegen/jit)' ;;
     codegen/emit) echo '(runtime/(base|graph)|codegen|codegen/emit)' ;;
-    codegen/lower) echo '(runtime/(base|graph|passes)|codegen|codegen/lower)' ;;
-    codegen/kernels) echo '(runtime/(base|graph)|codegen|codegen/(lower|emit|kernels))' ;;
+    codegen/lower) echo '(runtime/(base|graph|ops/[a-z_]+|passes)|codegen|codegen/lower)' ;;
+    codegen/kernels) echo '(runtime/(base|graph|ops/[a-z_]+)|codegen|codegen/(lower|emit|kernels))' ;;
     runtime/plan) echo '(runtime/(base|graph|passes|shard|plan)|codegen|codegen/lower)' ;;
-    runtime/pipeline) echo '(runtime/(base|graph|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;
+    runtime/pipeline) echo '(runtime/(base|graph|ops/[a-z_]+|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;
     runtime/predict) echo '(runtime/(base|graph|passes|shard|plan|pipeline|predict)|codegen|codegen/lower)' ;;
-    runtime) echo '(runtime(/(base|graph|passes|shard|plan|pipeline))?|codegen|codegen/lower)' ;;
+    runtime) echo '(runtime(/(base|graph|ops/[a-z_]+|passes|shard|plan|pipeline))?|codegen|codegen/lower)' ;;
     runtime/io) echo 'runtime/(base|graph|io)' ;;
     runtime/text) echo 'runtime/(base|io|text)' ;;
     runtime/data) echo 'runtime/(base|io|text|data)' ;;
     runtime/comm) echo 'runtime/(base|graph|comm)' ;;
-    runtime/device) echo '(runtime/(base|graph|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
+    runtime/device) echo '(runtime/(base|graph|ops/[a-z_]+|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
     runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
     runtime/exec) echo '(runtime(/(base|graph|passes|shard|pipeline|plan|device|comm|io|exec))?|codegen|codegen/(lower|jit))' ;;
     runtime/checkpoint) echo 'runtime/(base|graph|shard|device|comm|io|exec|checkpoint)' ;;
     *) echo '' ;; # a new room: say here what it stands on
     esac
 }
-for room in runtime runtime/* runtime/device/* codegen codegen/*; do
+for room in runtime runtime/* runtime/device/* runtime/ops/* codegen codegen/*; do
     [ -d "$room" ] || continue
     wrong=$(grep -nE '^#include "' "$room"/*.[ch] 2>/dev/null | grep -vE "#include \"$(allowed "$room")/[a-z_0-9]+\.(h|def|inc)\"")
     [ -z "$wrong" ] || complain "$room includes what lies above it:"$'\n'"$wrong"
@@ -99,15 +100,9 @@ wrong=$(awk 'NR == FNR { for (known[f = $0]; sub(/^[^\/]*\//, "", f); ) known[f]
 # of the build show; NAME.h and NAME.c are one. They are refused but where the parts are
 # one thing, which is said here: "files: reason".
 one_thing='
-runtime/graph/{graph,infer,reference,ragged,conv}: infer.h, ragged.h and conv.h are internal headers of graph.h and reference.h
-runtime/graph/{graph,types,axes,build,moves,extract,attention,cached_attention,ragged,ragged_outputs,reference_axes,conv,recurrence,recurrence_hoist,recurrence_sink,recurrence_rows,recurrence_segments,recurrence_match,recurrence_affine,recurrence_max_plus,linear_scan,linear_scan_chunks,linear_scan_triangular}: constructors and types of ops are defined in terms of one another
-runtime/graph/{autodiff,linear_scan_decompose}: the gradient of a linear scan is that of its definition
-runtime/graph/{reference,reference_recurrence}: the step of a recurrence is interpreted as a program is
+runtime/{graph/*,ops/*/*,shard/*}: the graph, the interpreter and sharding call the rules of ops, which are defined in terms of them
 runtime/increment/{places,operands,tables,states,given,mix,chunks,contraction,rows,dispatch,latent,attend}: an op says of which positions it is and how it is computed from its operands there
 runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification is one fixed point over the rules of three files
-runtime/graph/{recurrence,recurrence_internal}: a header and its internal header
-runtime/shard/{shard,shard_internal}: a header and its internal header
-runtime/shard/{shard,shard_move,shard_local,shard_rules,shard_conv,shard_recurrence,shard_linear_scan,shard_rules_attention,shard_local_attention,shard_cached_attention,shard_context,shard_moe_dispatch}: the rules of ops call back for their operands
 runtime/data/{store,index}: index.c reads what lies beside the file of a store, whose fields it sets
 runtime/plan/{plan,plan_internal}: a header and its internal header
 runtime/exec/{session,program}: a header and its internal header

@@ -1,7 +1,7 @@
 /* CACHED_ATTENTION: parameters of its kernels (c/cached_attention*.c, cuda/cached_attention*.cu).
  * How many parts the keys of a row have depends on the shapes alone: so many that all threads, or
  * multiprocessors, have work where few rows decode. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 #include "codegen/kernels/template.h"
 
 typedef struct {

@@ -3,7 +3,7 @@
  * 64). Kernels want keys and values innermost, in steps of 16 bytes of bf16; what lies otherwise,
  * or is f32, is moved through a workspace. */
 #include "codegen/kernels/template.h"
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 
 enum {
     CHUNK = 64,

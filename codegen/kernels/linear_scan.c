@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "codegen/kernels/template.h"
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 
 enum {
     CHUNK = 64, /* positions */

@@ -9,7 +9,7 @@
  * rows in order, so that results repeat. bf16 runs on tensor cores (on Hopper by ragged_tma.cu or,
  * where the driver or the strides do not allow it, ragged_wgmma.cu; elsewhere and for few columns
  * by ragged_mma.cu), everything else by plain multiplications (ragged_plain.cu). */
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "codegen/kernels/template.h"
 
 enum { PRODUCT_READS = 4 };

@@ -4,7 +4,7 @@
 
 #include "codegen/kernels/template.h"
 #include "runtime/graph/infer.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 enum { RECURRENCE_COPY = 16 }; /* bytes of an asynchronous copy */
 

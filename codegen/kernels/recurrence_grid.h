@@ -7,7 +7,7 @@
 #define ML_RECURRENCE_GRID_H
 
 #include "codegen/kernels/template.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 enum {
     GRID_THREADS = 512,

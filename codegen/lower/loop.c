@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "codegen/lower/lower_internal.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 static int64_t bytes_of(const ml_type *type) {
     return ml_type_elements(type) * ml_dtypes[type->dtype].bytes;

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
 
 static void remove_axis(ml_type *type, ml_axis axis) {
     int at = ml_type_find(type, axis);

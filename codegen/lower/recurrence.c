@@ -1,6 +1,6 @@
 /* RECURRENCEs that one kernel serves: histories that are read from stacked results or computed
  * again from checkpoints, and the order of results in memory. */
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "codegen/lower/lower_internal.h"
 
 enum { LOWER_CHECKPOINTS = 16 }; /* positions from one to the next */

@@ -8,7 +8,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/graph/convert.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "runtime/passes/passes.h"
 
 struct ml_checker {

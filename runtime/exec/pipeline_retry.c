@@ -1,5 +1,5 @@
 /* Steps of pipelines that are repeated where the capacity of experts overflowed
- * (shard_moe_dispatch.c).
+ * (ragged/moe_dispatch.c).
  *
  * Several microbatches are in flight, so no task can wait to learn whether another one's rows fit.
  * All run, with NaN for the rows that are lost, and each task stores its overflow flags in device

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 /* A node that the roots reach. */
 typedef struct {

@@ -1,8 +1,8 @@
 /* Attention by its definition where that is cheaper, or where no kernel serves (analysis.h);
  * placements dropped where there is one rank. */
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/ragged/ragged.h"
 
 /* What the attention kernels serve (codegen/lower/lower.h: ml_attention_step). */
 enum { KERNEL_BATCH_AXES = 3, KERNEL_HEAD_DIM = 256 };

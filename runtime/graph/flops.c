@@ -1,10 +1,10 @@
 /* FLOPs of one node (analysis.h). */
 #include "runtime/graph/analysis.h"
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 /* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention
  * counts as one half by convention, so that figures compare with other programs' MFU; so does what

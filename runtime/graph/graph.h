@@ -57,7 +57,7 @@ enum {
                              later kernel. Shortens the live ranges of its operands, which are
                              large and have no later reader */
     ML_NODE_FP8 = 32,     /* DOT: a product of a block, to be computed of operands of 8 bits
-                             (passes/scale_products.c) */
+                             (ops/quantize/scale_products.c) */
 };
 typedef struct {
     uint8_t op, flags;

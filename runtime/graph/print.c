@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
     int64_t bits = ml_graph_args(g, n)[0];

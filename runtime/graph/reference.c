@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/graph/conv.h"
 #include "runtime/graph/convert.h"
 #include "runtime/graph/infer.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/ragged/ragged.h"
 
 uint64_t ml_random_bits(int64_t key, int64_t index) {
     return ml_mix(ml_mix((uint64_t)key, 0), (uint64_t)index);

@@ -84,7 +84,7 @@ void reference_write_rows(const reference_value *cache, const reference_value *i
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out);
 
-/* All outputs of a recurrence (reference_recurrence.c), computed once; in the scratch arena. */
+/* All outputs of a recurrence (recurrence/reference.c), computed once; in the scratch arena. */
 reference_value *reference_recurrence(reference_run *r, ml_ref node);
 reference_value *reference_linear_scan(reference_run *r, ml_ref node); /* likewise */
 /* A recurrence's in pieces, for ranks that go through the positions in step. enter: the run of the

@@ -7,9 +7,9 @@
 #include "runtime/base/suggest.h"
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/infer.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 const ml_type *infer_source(const infer *in, int i) {
     return ml_graph_type(in->g, in->sources[i]);

@@ -1,6 +1,6 @@
 /* Values of rows and of what is dispatched: the new positions of all sequences together. */
-#include "runtime/graph/ragged.h"
 #include "runtime/increment/internal.h"
+#include "runtime/ops/ragged/ragged.h"
 
 enum { NO_GROUP = INT32_MAX };
 

@@ -1,6 +1,6 @@
 /* Convolutions and running sums, whose states are the last inputs and the sum. */
-#include "runtime/graph/conv.h"
 #include "runtime/increment/internal.h"
+#include "runtime/ops/conv/conv.h"
 
 static void find_window(increment *inc, ml_ref n, conv_window *out) {
     conv_window windows[CONV_WINDOWS];

@@ -1,9 +1,9 @@
 /* How each node of the whole program depends on positions, or why it is refused. */
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/recurrence.h"
 #include "runtime/increment/internal.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 static const char *const ALTERNATIVES =
     "m.attention with causal = true, cumsum, m.conv with causal = true and m.scan read earlier "

@@ -1,8 +1,8 @@
 /* Recurrences: the step is the same, its states are kept between increments. Positions that are not
  * valid leave the states as they are. */
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/recurrence.h"
 #include "runtime/increment/internal.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 /* The state with which the new positions begin: {row, ...}; *state: what holds it. */
 static ml_ref state_before(increment *inc, ml_ref n, int rows, ml_ref initial, uint32_t *state) {

@@ -1,10 +1,10 @@
 /* The step of a recurrence on rows: the same functions of values that have the axis of rows in the
  * place of the batch. Scans, attention and convolutions within the step are along axes of their
  * own, and become the same ops on rows. */
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/recurrence.h"
 #include "runtime/increment/internal.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 enum { QKV = 3 };
 

@@ -14,8 +14,8 @@
  * The concatenation runs over one fresh axis, to which each operand's free axes are flattened. A
  * merged product waits for the operands of all its members, so nodes are visited in an order of
  * their own: ascending, except for what has to wait. */
-#include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "runtime/passes/passes.h"
 
 #include <stdio.h>

@@ -2,8 +2,8 @@
  * sharding permutes their operands and permutes their results back to the order of the script. Here
  * permutations move from operands to results, past products, routines and elementwise ops, until
  * they meet and cancel; those that are left are views, or are written by a kernel. */
-#include "runtime/graph/linear_scan.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/passes/passes.h"
 
 static ml_op op_of(const ml_graph *g, ml_ref n) {

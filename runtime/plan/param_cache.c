@@ -2,14 +2,14 @@
  *
  * Without it a program that sets parameters would read all of them once more at the start of each
  * step to cast them. With it the kernel that computes a parameter's new value writes its cast too;
- * the casts of a merged product are side by side. Of a scaled product (passes/scale_products.c) the
- * largest element comes from that kernel, which is cached too, and the values of 8 bits from the
- * next. plan->rebuild computes the cache from the
- * parameters before the first run and after another program has set one
- * (exec/param_cache_rebuild.c). A program that runs once for each microbatch sets no parameters and
- * has its cache rebuilt once a step; what its layout gathers once a step (ml_mesh_axis.keep) is
- * cached gathered, on a CPU too. Programs that run often (ml_roots), such as sampling, cache all
- * that they gather. Programs that cache the same values share the state.
+ * the casts of a merged product are side by side. Of a scaled product
+ * (ops/quantize/scale_products.c) the largest element comes from that kernel, which is cached too,
+ * and the values of 8 bits from the next. plan->rebuild computes the cache from the parameters
+ * before the first run and after another program has set one (exec/param_cache_rebuild.c). A
+ * program that runs once for each microbatch sets no parameters and has its cache rebuilt once a
+ * step; what its layout gathers once a step (ml_mesh_axis.keep) is cached gathered, on a CPU too.
+ * Programs that run often (ml_roots), such as sampling, cache all that they gather. Programs that
+ * cache the same values share the state.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -90,7 +90,7 @@ static void find_casts(work *w) {
             w->source[n] = w->derived[n] = dtype == ML_F32 &&
                                            (value != 0 ? value != n : w->often) &&
                                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
-            const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* graph/weights.h */
+            const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* ops/quantize/weights.h */
             w->cacheable[n] = w->source[n] || (narrow && value == 0 && w->often);
             continue;
         }

@@ -27,7 +27,7 @@
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
  * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing.
  * `exchange` has rows of groups (tokens of experts) sent to the ranks that hold the groups, with
- * places for so many times an even share of them (shard_moe_dispatch.c); 0: weights or tokens are
+ * places for so many times an even share of them (ragged/moe_dispatch.c); 0: weights or tokens are
  * gathered instead. */
 #ifndef ML_LAYOUT_H
 #define ML_LAYOUT_H

@@ -19,7 +19,7 @@
  * gathered again for the backward pass. Linear ops keep partial sums partial while nothing else
  * needs them. Products by groups of rows (experts) are followed by elementwise ops on the rows of a
  * rank's own groups (ML_OWNED) until they are summed; where the layout has an `exchange`, the rows
- * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_moe_dispatch.c).
+ * of a split batch are sent to their groups' ranks instead (ML_SENT, ragged/moe_dispatch.c).
  * Attention whose queries are cut shares causal work evenly among the ranks (shard_context.c).
  * Results of a program are made whole (the last roots->kept of them stay where the rule puts them);
  * updates get their state's placement. A value that nothing of the above can cut is computed whole

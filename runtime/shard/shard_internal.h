@@ -11,7 +11,7 @@
 #ifndef ML_SHARD_INTERNAL_H
 #define ML_SHARD_INTERNAL_H
 
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "runtime/shard/shard.h"
 
 enum {
@@ -128,14 +128,14 @@ void shard_nodes(sharder *s, const ml_roots *roots);
 /* Nodes to come are of the forward pass and have the origin of n. */
 void shard_enter(sharder *s, ml_ref n);
 
-/* ---- shard_linear_scan.c: states passed along a scan's axis ---- */
+/* ---- linear_scan/shard.c: states passed along a scan's axis ---- */
 #define SHARD_PARTS "ranks'parts"
 /* This rank's number along mesh axis i. */
 ml_ref shard_coordinate(sharder *s, int i);
 /* {parts, ...}: n of each rank along mesh axis i. */
 ml_ref shard_gathered_parts(sharder *s, ml_ref n, int i, ml_axis parts);
 
-/* ---- shard_recurrence.c ---- */
+/* ---- recurrence/shard.c ---- */
 void shard_recurrence(sharder *s, ml_ref n);
 
 /* ---- shard_move.c ---- */
@@ -150,7 +150,7 @@ ml_ref shard_group(sharder *s, int i, int64_t groups);
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);
 
-/* ---- shard_moe_dispatch.c ---- */
+/* ---- ragged/moe_dispatch.c ---- */
 /* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops and sums
  * make of them. */
 void shard_propose_sent(sharder *s, ml_ref n);
@@ -169,11 +169,11 @@ ml_ref shard_overflows(sharder *s);
 /* The value of an update, or that of the state before where a check found an overflow. */
 ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
 
-/* ---- shard_rules.c, shard_rules_attention.c, shard_linear_scan.c: strategies over s->mesh ---- */
+/* ---- shard_rules.c, attention/shard_rules.c, linear_scan/shard.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
 void shard_propose_attention(sharder *s, ml_ref n);
 void shard_propose_linear_scan(sharder *s, ml_ref n);
-void shard_propose_windows(sharder *s, ml_ref n); /* shard_conv.c: along a convolution's own axes */
+void shard_propose_windows(sharder *s, ml_ref n); /* conv/shard.c: along a convolution's own axes */
 /* A strategy with everything whole. The pointer is valid until the next. */
 shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int preference);
 /* Preference of a logical axis over s->mesh. */
@@ -185,7 +185,7 @@ const ml_ref *shard_owner(const sharder *s, ml_ref n);
 /* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);
 
-/* ---- shard_local.c, shard_local_attention.c: the local op ---- */
+/* ---- shard_local.c, attention/shard_local.c: the local op ---- */
 /* outputs[0..]: n on local sources, with results in these placements. need[i] is the placement of
  * source i. */
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
@@ -203,7 +203,7 @@ void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml
 typedef ml_ref shard_copy_leaf(void *context, ml_ref n);
 ml_ref shard_copy_function(sharder *s, ml_ref root, shard_copy_leaf *leaf, void *context);
 
-/* ---- shard_cached_attention.c ---- */
+/* ---- cached_attention/shard.c ---- */
 void shard_propose_cached_attention(sharder *s, ml_ref n);
 void shard_local_cached_attention(sharder *s, ml_ref n, const ml_ref *sources,
                                   const ml_placements *need, const ml_placements *out,

@@ -4,7 +4,7 @@
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
 #include <string.h>
 
-#include "runtime/graph/conv.h"
+#include "runtime/ops/conv/conv.h"
 #include "runtime/shard/shard_internal.h"
 
 enum { FEW = 8 };
@@ -587,7 +587,7 @@ static void propose_rest(sharder *s, ml_ref n) {
     case ML_OP_CACHED_ATTENTION: shard_propose_cached_attention(s, n); break;
     case ML_OP_LINEAR_SCAN:
     case ML_OP_LINEAR_SCAN_GRAD: shard_propose_linear_scan(s, n); break;
-    case ML_OP_RECURRENCE: break; /* shard_recurrence.c */
+    case ML_OP_RECURRENCE: break; /* recurrence/shard.c */
     }
 }
 

@@ -1,7 +1,7 @@
 /* What the collectives of a sharded graph move. */
 #include <string.h>
 
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "runtime/shard/shard.h"
 
 int64_t ml_shard_sent(const ml_graph *g, ml_ref n) {

@@ -2,7 +2,7 @@
  * with 8 of keys, for 1 and 32 sequences; and a chunk of 512 positions:
  *   BENCH=1 build/test --gpu -j 0 gpu_cached_attention/times
  * BENCH=tiny: to try that test alone, on an emulated GPU too. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "runtime/device/profile.h"
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"
 

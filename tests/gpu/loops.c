@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/device/profile.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "runtime/passes/passes.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "runtime/device/profile.h"
-#include "runtime/graph/conv.h"
+#include "runtime/ops/conv/conv.h"
 #include "runtime/passes/passes.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"

@@ -8,7 +8,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/device/profile.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"
 

@@ -1,7 +1,7 @@
 /* The definition of cached attention (gathers, then attention's) against loops: drawn block tables,
  * starts and lengths, grouped and shared heads, windows with rings, score functions that see
  * positions, tables over positions and pools, rows with nothing. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The exact texts of what users get wrong. */
 #include <stdio.h>
 
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 #include "tests/graph/support.h"
 
 typedef struct {

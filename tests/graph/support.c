@@ -1,11 +1,11 @@
 /* See tests/graph/support.h. */
 #include "tests/graph/support.h"
-#include "runtime/graph/cached_attention.h"
 #include "runtime/graph/collectives.h"
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* Kernels of WRITE_ROWS and CACHED_ATTENTION against the reference, on a CPU and on an emulated
  * GPU. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "tests/kernels/support.h"
 
 typedef struct {

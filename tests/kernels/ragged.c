@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "tests/kernels/support.h"
 #include "tests/ops/support.h"
 

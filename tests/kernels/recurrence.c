@@ -1,5 +1,5 @@
 /* Recurrences by elements as one kernel against the reference's loop. */
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "tests/kernels/support.h"
 
 static void check(fixture *f, ml_dtype dtype, const char *const axes[4], bool reverse) {

@@ -8,7 +8,7 @@
 
 #include "codegen/jit/jit.h"
 #include "codegen/kernels/files.h"
-#include "runtime/graph/linear_scan.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "tests/emit/emulate.h"
 
 static bool with_gaps, without_cuda, emulating, sound_in_c;

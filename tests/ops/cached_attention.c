@@ -1,6 +1,6 @@
 /* Cached attention to pools that the same program writes rows of, as programs of a device: tables,
  * starts and lengths are inputs. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 
 #include <string.h>
 

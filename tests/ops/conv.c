@@ -1,7 +1,7 @@
 /* Convolutions, their gradients and the gradients of these on a device: along one axis and two,
  * depthwise, with channels mixed and in groups, with every kind of padding, strides and dilations,
  * shorter than their windows too. The interpreter's is the definition by loops (conv.h). */
-#include "runtime/graph/conv.h"
+#include "runtime/ops/conv/conv.h"
 
 #include <stdio.h>
 #include <string.h>

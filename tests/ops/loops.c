@@ -3,7 +3,7 @@
  * place, odd ones from copies. */
 #include <stdio.h>
 
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "tests/ops/support.h"
 
 typedef struct {

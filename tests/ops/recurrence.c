@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "codegen/lower/lower.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "tests/ops/support.h"
 
 typedef struct {

@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/conv.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "tests/passes/support.h"
 
 typedef ml_ref op_build(fixture *f);

@@ -1,7 +1,7 @@
 /* What the tests of the passes share (tests/passes/support.h). */
 #include "tests/passes/support.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* A decoding step over ranks: rows are written to pools that are states, and read by attention.
  * Heads are cut with those of the pools, rows with whole pools; both give what one rank gives. */
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 
 #include <stdio.h>
 

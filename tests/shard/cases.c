@@ -1,13 +1,13 @@
 /* See tests/shard/cases.h. */
 #include "tests/shard/cases.h"
-#include "runtime/graph/cached_attention.h"
-#include "runtime/graph/conv.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
+#include "runtime/ops/conv/conv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
 
 typedef ml_ref build_function(fixture *f);
 

@@ -1,7 +1,7 @@
 /* Rows of experts sent to the ranks that hold them: what is sent, and rows that find no place. */
 #include <math.h>
 
-#include "runtime/graph/ragged.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "tests/shard/support.h"
 
 enum { EXPERTS = 4, ROWS = 8, BATCH = 4 };

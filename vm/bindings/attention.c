@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/graph/cached_attention.h"
+#include "runtime/ops/cached_attention/cached_attention.h"
 #include "vm/bindings/precision.h"
 
 enum { MAX_CAPTURED = 16, QKV = 3 };

@@ -1,5 +1,5 @@
 /* core.conv: stdlib/conv.lua reads what scripts write; here is the node. */
-#include "runtime/graph/conv.h"
+#include "runtime/ops/conv/conv.h"
 
 #include "vm/bindings/precision.h"
 #include "vm/vm.h"

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 typedef struct {
     ml_graph *graph;

@@ -1,5 +1,5 @@
-/* Weights of 8 bits in Lua (runtime/graph/weights.h): one list of them for each dtype. */
-#include "runtime/graph/weights.h"
+/* Weights of 8 bits in Lua (runtime/ops/quantize/weights.h): one list of them for each dtype. */
+#include "runtime/ops/quantize/weights.h"
 
 #include "vm/vm.h"
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "codegen/lower/lower.h"
-#include "runtime/graph/linear_scan.h"
-#include "runtime/graph/recurrence.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 static bool same_text(const char *a, const char *b) {
     return a == b || (a && b && strcmp(a, b) == 0);
@@ -92,19 +92,19 @@ void scans_add(check_scans *scans, const ml_plan *part) {
     }
 }
 
-/* Of a scan in chunks: along the positions of one (linear_scan_chunks.c). */
+/* Of a scan in chunks: along the positions of one (linear_scan/chunks.c). */
 static bool is_part(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
     return mark != NULL && strcmp(mark, "'positions") == 0;
 }
 
-/* The states that ranks pass on along a scan's axis (runtime/shard/shard_recurrence.c). */
+/* The states that ranks pass on along a scan's axis (runtime/ops/recurrence/shard.c). */
 static bool is_passing(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
     return mark != NULL && strcmp(mark, "'parts") == 0;
 }
 
-/* Of a scan by segments: along the positions of one (recurrence_segments.c). */
+/* Of a scan by segments: along the positions of one (recurrence/segments.c). */
 static bool is_step(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
     return mark != NULL && strcmp(mark, "'steps") == 0;

@@ -1,5 +1,5 @@
 /* The operands of attention to cached keys and values, in C and in CUDA
- * (runtime/graph/cached_attention.h says what they are).
+ * (runtime/ops/cached_attention/cached_attention.h says what they are).
  *
  * The queries of a row that read one head of keys are numbered c = i * GROUP + (head % GROUP), i
  * being the query's number in the row. A unit of work has up to QUERIES of them and one of SPLITS
