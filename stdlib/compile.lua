@@ -31,13 +31,14 @@ end
 ---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
 ---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
 ---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
----times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows.
+---times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows;
+---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, group: integer}
 ---@return Program
 function m.compile(fn, inputs, options)
-  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often" })
+  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "group" })
   if type(fn) ~= "function" then
     core.fail("m.compile takes a function, got " .. m.shown(fn), {
       help = m.is_module(fn) and "m.compile(function(inputs) return model(inputs.tokens) end, {tokens = {A.batch, A.seq, dtype=\"i32\"}})",
@@ -101,7 +102,7 @@ function m.compile(fn, inputs, options)
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {
     name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
-    microbatches = options.microbatches, often = options.often,
+    microbatches = options.microbatches, often = options.often, group = options.group,
   }
   if not single then return program end
   local methods = {}

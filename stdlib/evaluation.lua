@@ -1,29 +1,74 @@
 -- Evaluation: the loss on data that training does not use.
 local core = require "mlua.core"
 local m = require "mlua"
+local dynamic = require "mlua.dynamic"
 local extras = require "mlua.train_extras"
 local step_of = require "mlua.train_step"
 
--- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
--- steps 1 to eval_batches.
-return function(o, data)
-  local evaluation, idle = {}, false
-  evaluation.program = m.compile(function(feeds)
+-- The program of an evaluation's batch: its sums.
+local function program_of(o, evaluation)
+  return m.compile(function(feeds)
     if o.accum > 1 then step_of.cut_batch(o, feeds) end
     local total, count, results = step_of.loss(o, feeds)
     core.take_updates() -- an evaluation changes no state
-    idle = m.context.idle
+    evaluation.idle = m.context.idle
     local outputs = { total = total, count = count }
     extras.put(results, outputs)
     return outputs
   end, step_of.forward_inputs(o), { name = "evaluation" })
+end
+
+-- Under cp = "dynamic": the program of a window, which groups of ranks add up each for itself, and that of their sums.
+local function dynamic_programs(o)
+  local shape, ranks = dynamic.window(o)
+  local inputs, names = step_of.forward_inputs(shape), {}
+  inputs.first = { dtype = "bool" }
+  local window = m.compile(function(feeds)
+    local total, count, results = step_of.loss(shape, feeds)
+    core.take_updates()
+    local sums = { total = total, count = count }
+    extras.put(results, sums)
+    for name, value in pairs(sums) do
+      local sum = step_of.accumulator("evaluation's " .. name, {})
+      sum:assign(core.where(feeds.first, 0, sum:read()) + value)
+      names[#names + 1] = name
+    end
+  end, inputs, { name = "evaluation", group = ranks })
+  local sum = m.compile(function()
+    local outputs = {}
+    for _, name in ipairs(names) do outputs[name] = step_of.accumulator("evaluation's " .. name):read() end
+    return outputs
+  end, {}, { name = "evaluation's sums" })
+  return window, sum, ranks
+end
+
+-- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
+-- steps 1 to eval_batches. `runner()` is that of a dynamic layout (dynamic.lua).
+return function(o, data, runner)
+  local evaluation, window, sum, ranks = {}, nil, nil, nil
+  if o.dynamic then
+    window, sum, ranks = dynamic_programs(o)
+    evaluation.program = window
+  else
+    evaluation.program = program_of(o, evaluation)
+  end
   local function run(i)
     data.fill(1, i, true, evaluation.program)
     return evaluation.program(step_of.forward_feeds(o, data, i // o.accum + 1, i % o.accum))
   end
+  local function dynamic_sums()
+    local first = true
+    for i = 0, o.eval_batches - 1 do
+      data.fill(1, i, true, window)
+      first = runner().evaluate(window, ranks, { step = 1 }, first)
+    end
+    if first then runner().nothing(window, { step = 1 }) end
+    window:finish()
+    return sum {}
+  end
   local function nothing_counts(where)
     core.fail(where .. ": the loss counts nothing in evaluation: the count that belongs to its sum is 0", {
-      help = idle and "m.dropout drops nothing in evaluation; m.random_mask(axes, share) draws a mask in evaluation too, and so does "
+      help = evaluation.idle and "m.dropout drops nothing in evaluation; m.random_mask(axes, share) draws a mask in evaluation too, and so does "
         .. "m.dropout(x, rate, {always = true})" or o.inputs and "eval_sample makes what it sees"
         or "eval_batches and eval_share say how much data it sees",
     })
@@ -31,7 +76,7 @@ return function(o, data)
   -- What can be reported before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
   function evaluation.prepare()
     data.fill(1, 0, true, evaluation.program)
-    if not (idle and o.own_loss) then return end
+    if not (evaluation.idle and o.own_loss) then return end
     for i = 0, o.eval_batches * o.accum - 1 do
       if run(i).count ~= 0 then return end
     end
@@ -40,7 +85,12 @@ return function(o, data)
   -- The loss, and a list of {name, value} of what else the loss returns.
   function evaluation.loss(step)
     local total, count, sums = 0, 0, {}
-    for i = 0, o.eval_batches * o.accum - 1 do
+    if o.dynamic then
+      local result = dynamic_sums()
+      total, count = result.total, result.count
+      extras.add(sums, result)
+    end
+    for i = 0, o.dynamic and -1 or o.eval_batches * o.accum - 1 do
       local result = run(i)
       total, count = total + result.total, count + result.count
       extras.add(sums, result)

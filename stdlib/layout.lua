@@ -57,17 +57,20 @@ local function read_mesh(mesh)
   end
   local list, seen = {}, {}
   for i, pair in ipairs(mesh) do
-    local name, size = nil, nil
+    local name, size, dynamic = nil, nil, false
     if type(pair) == "table" and type(pair[2]) == "number" then name, size = pair[1], math.tointeger(pair[2]) end
+    if type(pair) == "table" and pair[2] == "dynamic" then name, size, dynamic = pair[1], 1, true end
     if type(pair) == "table" and type(pair[1]) == "string" and not (size and size >= 1) then
-      core.fail(("the mesh axis %s cannot have size %s"):format(pair[1], m.shown(pair[2])), { help = "a size is a positive integer" })
+      core.fail(("the mesh axis %s cannot have size %s"):format(pair[1], m.shown(pair[2])), {
+        help = 'a size is a positive integer, or "dynamic" for an axis that splits seq',
+      })
     end
     if type(name) ~= "string" or not size or size < 1 then
       core.fail(("axis %d of the mesh is no pair of a name and a size"):format(i), { help = [[{"dp", 4}]] })
     end
     if seen[name] then core.fail(("the mesh has two axes %q"):format(name)) end
     seen[name] = true
-    list[i] = { name = name, size = size }
+    list[i] = { name = name, size = size, dynamic = dynamic }
   end
   for name, size in pairs(core.options().mesh) do
     if not seen[name] then unknown_size(name, list) end
@@ -197,6 +200,65 @@ local function read_exchange(spec)
   return value or 0
 end
 
+-- Sizes of groups of so many ranks, each a multiple of the one before, from 1: the next one is as small as divides.
+local function group_sizes(ranks)
+  local sizes, size = { 1 }, 1
+  while size < ranks do
+    local factor = 2
+    while (ranks // size) % factor ~= 0 do factor = factor + 1 end
+    size = size * factor
+    sizes[#sizes + 1] = size
+  end
+  return sizes
+end
+
+local MOST_MESH = 8 -- axes of a mesh
+
+-- cp = "dynamic": all ranks of dp x cp are dp's, and each size of groups of them has a mesh axis of its own, the last ones, that
+-- splits what cp would (runtime/shard/groups.h).
+local function spread(parts)
+  local mesh, of, cp = parts.mesh, nil, nil
+  for i, axis in ipairs(mesh) do
+    if axis.name == "dp" then of = i end
+    if axis.dynamic then
+      if cp then core.fail(("the mesh axes %s and %s are both dynamic"):format(mesh[cp].name, axis.name)) end
+      cp = i
+    end
+  end
+  if not cp then return end
+  local name = mesh[cp].name
+  local what = ('%s="dynamic"'):format(name)
+  if not of or of > cp then core.fail(what .. " needs the mesh axis dp before it, whose ranks it groups", { help = 'mesh = { {"dp", 4}, {"cp", "dynamic"} }' }) end
+  for i, axis in ipairs(mesh) do
+    local between = i > of and i < cp
+    if axis.size > 1 and (between or parts.stages and parts.stages.axis == axis.name) then
+      core.fail(("%s is not supported with %s=%d"):format(what, axis.name, axis.size), { help = ("%s=1"):format(axis.name) })
+    end
+  end
+  local over = parts.acts.dp or {}
+  if #over ~= 1 or over[1] ~= "batch" then core.fail(what .. " needs acts.dp to be { \"batch\" }, got { " .. table.concat(over, ", ") .. " }") end
+  if #(parts.acts[name] or {}) == 0 then core.fail(("%s: acts.%s says what it splits"):format(what, name), { help = ('acts = { %s = { "seq" } }'):format(name) }) end
+  for _, axis in ipairs { "dp", name } do
+    if #(parts.params[axis] or {}) > 0 then
+      core.fail(("%s is not supported where parameters are split over %s"):format(what, axis), { help = "m.layout.megatron{} leaves them whole; with zero = true optimizer states are split" })
+    end
+  end
+  mesh[of].size, mesh[cp].size = mesh[of].size * mesh[cp].size, 1
+  parts.reshard.dp = nil -- parameters are whole between steps
+  local sizes, inner = group_sizes(mesh[of].size), 1
+  for i = of + 1, #mesh do inner = inner * mesh[i].size end
+  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner }
+  for k = 2, #sizes do
+    if #mesh == MOST_MESH then
+      for i = k, #sizes do sizes[i] = nil end
+      break
+    end
+    local axis = { name = name .. sizes[k], size = 1, group = sizes[k], of = "dp" }
+    mesh[#mesh + 1] = axis
+    parts.acts[axis.name] = parts.acts[name]
+  end
+end
+
 -- What is cut into stages is whole within each: ranks of other stages hold nothing to meet with.
 local function check_stages(parts)
   if not parts.stages then return end
@@ -248,6 +310,11 @@ local OVERRIDES = {
   end },
   { "sp", boolean, "true or false", "tp", function(spec, value) spec.acts.tp = with_name(spec.acts.tp, "seq", value) end },
   { "context", function(t) return CONTEXT[t] and t end, "gathered, ring or exchanged", "cp", function(spec, value) spec.acts.cp = CONTEXT[value] end },
+  { "cp", function(t) return t == "dynamic" and t or nil end, "dynamic", "cp", function(spec)
+    for i, pair in ipairs(spec.mesh) do
+      if pair[1] == "cp" then spec.mesh[i] = { "cp", "dynamic" } end
+    end
+  end },
   { "exchange", function(t) return tonumber(t) end, "a factor, 0 or more", "ep", function(spec, value) spec.exchange = value end },
   { "schedule", function(t) return t end, "a schedule", "pp", function(spec, value) spec.stages.schedule, spec.stages.chunks = value, nil end },
   { "chunks", function(t) return math.tointeger(tonumber(t)) end, "a number of stages a rank", "pp", function(spec, value) spec.stages.chunks = value end },
@@ -260,7 +327,7 @@ local function overridden(spec)
   if not next(given) then return spec end
   local out = { names = {} }
   for key, value in pairs(spec) do out[key] = value end
-  for _, key in ipairs { "params", "acts", "state", "reshard", "stages" } do
+  for _, key in ipairs { "mesh", "params", "acts", "state", "reshard", "stages" } do
     out[key] = {}
     for name, value in pairs(table_of(spec, key)) do out[key][name] = value end
   end
@@ -291,7 +358,7 @@ local meta = { __name = "layout" }
 
 function meta:__tostring()
   local parts = {}
-  for i, axis in ipairs(self.mesh) do parts[i] = ("%s=%d"):format(axis.name, axis.size) end
+  for i, axis in ipairs(self.mesh) do parts[i] = not axis.group and ("%s=%s"):format(axis.name, axis.dynamic and "dynamic" or axis.size) or nil end
   return "layout " .. table.concat(parts, " ")
 end
 
@@ -304,6 +371,7 @@ local function layout(_, spec)
     reshard = read_reshard(spec, mesh), exchange = read_exchange(spec), stages = read_stages(spec, mesh),
   }
   check_stages(parts)
+  spread(parts)
   return setmetatable(parts, meta)
 end
 
@@ -330,7 +398,7 @@ end
 ---@class Layout: LayoutOptions
 
 ---@class LayoutOptions
----@field mesh table[] {{"dp", 4}, {"tp", 2}}: the axes of the mesh and their sizes, outermost first
+---@field mesh table[] {{"dp", 4}, {"tp", 2}}: the axes of the mesh and their sizes, outermost first; {"cp", "dynamic"}: groups of the ranks of dp x cp
 ---@field params? table<string, string[]> by mesh axis: axes along which parameters are split, in order
 ---@field acts? table<string, string[]> likewise for all other tensors
 ---@field state? table<string, string> {dp = "flat"}: optimizer states are split over dp (ZeRO-1)
@@ -341,7 +409,7 @@ end
 ---@class LayoutPreset
 ---@field pp? integer stages
 ---@field dp? integer ranks over which the batch is split
----@field cp? integer ranks over which seq is split
+---@field cp? integer|string ranks over which seq is split; "dynamic": for each sequence as many as its length needs (pack = "document")
 ---@field tp? integer ranks over which heads, ffn and vocab are split
 ---@field ep? integer|boolean ranks over which experts are split
 ---@field sp? boolean activations between tensor-parallel parts are split over seq too
@@ -549,6 +617,11 @@ end
 ---@return integer rank
 ---@return integer ranks
 function m.rank() return core.options().rank, core.options().ranks end
+
+---The groups of ranks of a layout with cp = "dynamic": how many ranks there are, the sizes of groups, and the step from a rank
+---of a group to the next; nil of other layouts.
+---@return {ranks: integer, sizes: integer[], inner: integer}?
+function m.context_groups() return current and current.groups or nil end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
 ---the layout has stages and no number, accum if it is more than 1, else two for each rank.

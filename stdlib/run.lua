@@ -66,7 +66,7 @@ end
 
 local function mesh_of(o)
   local sizes = {}
-  for _, axis in ipairs(o.layout and o.layout.mesh or {}) do sizes[axis.name] = axis.size end
+  for _, axis in ipairs(o.layout and o.layout.mesh or {}) do sizes[axis.name] = not axis.group and axis.size or nil end
   return sizes
 end
 

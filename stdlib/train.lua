@@ -1,5 +1,6 @@
 -- The training loop: Lua over m.compile, m.grad, optimizers, schedules and data.
 local core = require "mlua.core"
+local dynamic = require "mlua.dynamic"
 local from = require "mlua.from"
 local m = require "mlua"
 local given = require "mlua.given"
@@ -92,31 +93,43 @@ function m.train(options)
     packing.seq = o.seq.name
   end
   if not o.own_loss then -- layers that are created while the model runs
-    if o.accum > 1 then step_of.cut_batch(o, { micro = m.full({}, 0, "i64") }) end
-    o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
+    if o.accum > 1 and not o.dynamic then step_of.cut_batch(o, { micro = m.full({}, 0, "i64") }) end
+    o.model(core.input("tokens", { core.axis(o.batch.name, o.dynamic and 1 or o.batch.size // o.accum), o.seq }, "i32"))
     m.context.micro = nil
   end
-  local step_program, micro, finish
-  if o.accum == 1 then step_program = m.step_program(o) else micro, finish = step_of.accumulated_step(o) end
+  local step_program, micro, finish, rows, runner
+  if o.dynamic then
+    rows, finish = step_of.dynamic_step(o)
+    micro = rows[#o.dynamic.groups[1].lengths].program -- the longest row of one rank
+  elseif o.accum == 1 then
+    step_program = m.step_program(o)
+  else
+    micro, finish = step_of.accumulated_step(o)
+  end
   local programs = step_program and { step_program } or { micro, finish }
-  local evaluation = o.eval_every and evaluation_of(o, data)
+  local evaluation = o.eval_every and evaluation_of(o, data, function() return runner end)
   from.load(o.model) -- once the programs are made, and every rank knows which states it holds
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq) })
+    for _, row in ipairs(rows or {}) do
+      if row.program ~= micro then all[#all + 1] = row.program end
+    end
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros
   end
   local keeper = run.begin(o, data)
   data.begin(programs[1])
+  runner = rows and dynamic.runner(o, rows, data)
   if keeper.done > 0 then o.progress.advance(o.batch.size * keeper.done, keeper.done) end
   if evaluation and not keeper.result then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   if keeper.result then return keeper:over(keeper.result) end
   keeper:start(programs)
+  if runner then runner.begin() end
   local log = m.training_log(o, flops, programs[1])
   local result, warned, before = keeper.last or {}, false, o.progress.steps()
   local step = keeper.done
@@ -128,7 +141,11 @@ function m.train(options)
     if type(rate) ~= "number" or rate ~= rate or math.abs(rate) == math.huge then
       core.fail(("the schedule must return a number, got %s at step %d"):format(nonfinite.plain(rate), step), { help = "a factor of the optimizer's lr" })
     end
-    for i = 0, o.accum - 1 do
+    if runner then
+      keeper:lose("data", data.fill, step, 0)
+      runner.start(before + step)
+    end
+    for i = 0, runner and -1 or o.accum - 1 do
       keeper:lose("data", data.fill, step, i)
       local program = step_program or micro
       local feeds = step_of.feeds(data, { step = before + step })
@@ -136,10 +153,11 @@ function m.train(options)
       program:start(feeds)
     end
     if finish then
-      micro:finish()
+      (runner or micro):finish()
       finish:start { rate = rate, step = before + step }
     end
     data.fill(step + 1, 0) -- while the device works
+    if runner then runner.plan() end
     keeper:write()
     local out = (step_program or finish):finish()
     result.loss, result.steps = out.loss, step
@@ -173,5 +191,6 @@ function m.train(options)
   keeper:over(result)
   core.begin_step()
   log.close()
+  if runner then runner.report() end
   return result
 end

@@ -8,7 +8,8 @@ return function(o)
   local corpus = open(o.data)
   local evaluated = o.eval_every and o.eval_data and open(o.eval_data)
   o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
-  local micro = o.batch.size // o.accum
+  local accum = o.dynamic and 1 or o.accum -- of a dynamic layout every rank reads all rows
+  local micro = o.batch.size // accum
   local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
   local function host() return o.pack == "document" and core.host("i32", micro, o.seq.size) or nil end
   local documents, positions = host(), host()
@@ -18,6 +19,7 @@ return function(o)
   -- A rank reads the rows alone that its part of the program (default: that of training) does.
   local training
   local function rows_of(program)
+    if o.dynamic then return 0, micro end
     local first, stop = micro, 0
     for name in pairs(data.feeds) do
       local from, count = core.own_rows(program, name)
@@ -32,7 +34,7 @@ return function(o)
     if data.held == wanted then return end
     data.held = nil -- where a file is damaged
     local from = evaluation and evaluated or corpus
-    from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
+    from:fill(data.tokens, data.targets, (step - 1) * accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
       skip = evaluation and 0 or o.skip, first = first, count = stop - first, ahead = true, documents = documents, positions = positions,
     })

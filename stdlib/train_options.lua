@@ -1,6 +1,7 @@
 -- The options of m.train: their kinds, defaults and the loss of a model's logits.
 local core = require "mlua.core"
 local m = require "mlua"
+local dynamic = require "mlua.dynamic"
 local own = require "mlua.train_inputs"
 local tokenizer_files = require "mlua.tokenizer_files"
 local universal = require "mlua.universal"
@@ -114,7 +115,9 @@ function options.complete(given)
   o.step_tokens = o.batch.size * (o.seq and o.seq.size or 1) -- without seq, its samples
   m.use_layout(o.layout, "m.train")
   local parts = m.microbatches(o.accum)
-  if not core.options().task then m.check_batch(o.batch, o.seq, parts, o.accum) end -- nothing trains
+  local task = core.options().task -- then nothing trains
+  o.dynamic = not task and dynamic.read(o, parts) or nil
+  if not task and not o.dynamic then m.check_batch(o.batch, o.seq, parts, o.accum) end
   o.accum = parts
   o.own_loss, o.loss_function = o.loss ~= nil, o.loss
   o.loss = checked_loss(o.loss or options.default_loss(o))

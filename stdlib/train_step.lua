@@ -2,6 +2,7 @@
 -- that applies their sums.
 local core = require "mlua.core"
 local m = require "mlua"
+local dynamic = require "mlua.dynamic"
 local extras = require "mlua.train_extras"
 local loss_scale = require "mlua.loss_scale"
 local options = require "mlua.train_options"
@@ -159,7 +160,7 @@ end
 
 local accumulators = {} -- by name; a script's trainings share them, for each step starts afresh
 
-local function accumulator(name, axes)
+function step.accumulator(name, axes)
   accumulators[name] = accumulators[name]
     or core.state { name = name, axes = axes, dtype = "f32", kind = "gradient", init = m.zeros(axes) }
   return accumulators[name]
@@ -177,29 +178,30 @@ function step.warn_uneven(accum)
     .. "more, otherwise than in one batch\n"):format(accum))
 end
 
--- With accumulation: one program a microbatch, which adds to gradient states (or sets them: input
--- `first`), and one that applies.
-function step.accumulated_step(o)
+-- The program of a microbatch, which adds to gradient states (or sets them: input `first`), and what applies these. `shape`
+-- has batch, seq and accum: o, or under cp = "dynamic" those of a row.
+local function accumulate(o, shape, name)
   local sums, parameters = {}, nil -- of those that the loss reaches
-  local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
+  local loss_sum, loss_count = step.accumulator("accumulated loss", {}), step.accumulator("accumulated count", {})
   local added_sum, weights, totals
   local micro = m.compile(function(feeds)
-    step.cut_batch(o, feeds)
-    local total, count, results = step.loss(o, feeds)
+    if not o.dynamic then step.cut_batch(o, feeds) end
+    local total, count, results = step.loss(shape, feeds)
+    if o.dynamic then dynamic.check(shape, total, count, results, feeds) end
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     local gradients
     parameters, gradients = differentiate(o, added and total + added or total, m.parameters(o.model))
     for i, g in ipairs(gradients) do
-      sums[i] = accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
+      sums[i] = step.accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
       add(sums[i], g)
     end
     if added then
-      added_sum = accumulator("accumulated aux_loss", {})
+      added_sum = step.accumulator("accumulated aux_loss", {})
       add(added_sum, added)
     end
     if core.is_tensor(weight) then
-      weights = { accumulator("accumulated weights", {}), accumulator("accumulated squares of weights", {}) }
+      weights = { step.accumulator("accumulated weights", {}), step.accumulator("accumulated squares of weights", {}) }
       add(weights[1], weight)
       add(weights[2], weight * weight)
     end
@@ -208,28 +210,43 @@ function step.accumulated_step(o)
     add(loss_sum, total)
     add(loss_count, count)
     for _, r in ipairs(results) do
-      add(accumulator("accumulated result " .. r.name, {}), r.sum)
-      add(accumulator("accumulated count of " .. r.name, {}), r.count)
+      add(step.accumulator("accumulated result " .. r.name, {}), r.sum)
+      add(step.accumulator("accumulated count of " .. r.name, {}), r.count)
     end
     o.results = results
-  end, token_inputs(o, { step = { dtype = "i64" }, micro = { dtype = "i64" }, first = { dtype = "bool" } }), {
-    name = "microbatch", training = true, microbatches = o.accum,
+  end, token_inputs(shape, { step = { dtype = "i64" }, micro = not o.dynamic and { dtype = "i64" } or nil, first = { dtype = "bool" } }), {
+    name = name, training = true, microbatches = not o.dynamic and o.accum or 2, group = shape.group,
   })
-  local finish = m.compile(function(feeds)
+  local function compile_finish() return m.compile(function(feeds)
     local gradients = {}
     for i, sum in ipairs(sums) do gradients[i] = sum:read() end
     local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
     out.aux_loss = added_sum and added_sum:read() / loss_count:read()
     out.uneven = weights and uneven(weights[1]:read(), weights[2]:read(), o.accum)
     for _, r in ipairs(o.results) do
-      out[r.name] = accumulator("accumulated result " .. r.name):read() / accumulator("accumulated count of " .. r.name):read()
+      out[r.name] = step.accumulator("accumulated result " .. r.name):read() / step.accumulator("accumulated count of " .. r.name):read()
     end
     for _, t in ipairs(totals) do
       if t.update then t.update(t.state:read()) end
     end
     return out
-  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true })
-  return micro, finish
+  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true }) end
+  return micro, compile_finish
+end
+
+-- With accumulation: one program a microbatch, and one that applies what they have added up.
+function step.accumulated_step(o)
+  local micro, finish = accumulate(o, o, "microbatch")
+  return micro, finish()
+end
+
+-- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
+function step.dynamic_step(o)
+  local rows, finish = dynamic.rows(o), nil
+  for _, row in ipairs(rows) do
+    row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens))
+  end
+  return rows, finish()
 end
 
 return step

@@ -34,7 +34,7 @@ allowed() { # room -> the folders that it may include
     runtime/text) echo 'runtime/(base|io|text)' ;;
     runtime/data) echo 'runtime/(base|io|text|data)' ;;
     runtime/comm) echo 'runtime/(base|graph|comm)' ;;
-    runtime/device) echo '(runtime/(base|graph|ops/[a-z_]+|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
+    runtime/device) echo '(runtime/(base|graph|ops/[a-z_]+|passes|shard|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
     runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
     runtime/exec) echo '(runtime(/(base|graph|passes|shard|pipeline|plan|device|comm|io|exec))?|codegen|codegen/(lower|jit))' ;;
     runtime/checkpoint) echo 'runtime/(base|graph|shard|device|comm|io|exec|checkpoint)' ;;

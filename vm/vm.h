@@ -391,6 +391,7 @@ void vm_scan_register(lua_State *L);
 void vm_increment_register(lua_State *L);
 void vm_weights_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
+void vm_placement_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
@@ -458,6 +459,7 @@ typedef struct {
     ml_program *program; /* NULL in check mode */
     ml_plan *plan;       /* owned; check mode only */
     ml_roots roots;      /* these and the arrays below are owned (ml_alloc) */
+    int64_t group;       /* ranks that run it by themselves (shard/groups.h); 0: all */
     ml_type *output_types;
     uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */

@@ -10,6 +10,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/device/profile.h"
 #include "runtime/plan/plan.h"
+#include "runtime/shard/groups.h"
 
 typedef struct ml_device ml_device;
 typedef struct ml_executable ml_executable;
@@ -101,10 +102,16 @@ typedef struct {
 /* The ranks of a job as a device's programs need them. */
 typedef struct {
     const ml_layout *layout; /* NULL: one rank */
+    const ml_groups *groups; /* of the layout; NULL or with none of them */
     ml_comm *comm;           /* NULL where programs are only planned */
     int rank;
-    ml_group *group[ML_MAX_MESH]; /* of this rank, by mesh axis; NULL where its size is 1 */
+    ml_group *group[ML_MAX_MESH]; /* of this rank, by mesh axis; NULL where it would be alone */
 } ml_ranks;
+
+/* The ranks of this one's collectives over mesh axis i. */
+static inline ml_row ml_ranks_row(const ml_ranks *ranks, int i) {
+    return ml_groups_row(ranks->layout, ranks->groups, ranks->rank, i);
+}
 
 struct ml_device {
     const ml_device_ops *ops;
@@ -114,7 +121,7 @@ struct ml_device {
     ml_profile *profile;               /* owned; NULL: runs are not looked at */
     char description[256];             /* "NVIDIA H200, 141 GB, driver 580.1" */
     int64_t peak_bytes, current_bytes; /* allocated */
-    int64_t total_bytes; /* memory of the device, in use or not; 0: not known */
+    int64_t total_bytes;               /* memory of the device, in use or not; 0: not known */
 };
 
 extern const ml_device_ops ml_device_cpu, ml_device_null;

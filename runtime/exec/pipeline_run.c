@@ -527,8 +527,9 @@ ml_status pipeline_start(ml_program *program, const void *const *inputs) {
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         const ml_graph *g = program->session->graph;
         status =
-            session_cut(program->session, &ml_graph_input(g, program->input_ids[i])->type,
-                        &program->input_places[i], inputs[i], feed + program->input_offsets[i]);
+            session_cut(program->session, program->plan->layout,
+                        &ml_graph_input(g, program->input_ids[i])->type, &program->input_places[i],
+                        inputs[i], feed + program->input_offsets[i]);
     }
     bool complete = status != ML_OK || ++run->queued == plan_of(program)->microbatches;
     if (complete) run->queued = 0; /* after an error, a new step begins */

@@ -74,7 +74,8 @@ static ml_status inputs_allocate(ml_program *program) {
     ml_device *device = program->session->device;
     ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
     for (int i = 0; layout != NULL && i < layout->count && status == ML_OK; i++) {
-        int32_t at = (int32_t)ml_layout_coordinate(layout, program->session->ranks.rank, i);
+        int64_t rank = session_rank_under(program->session, layout);
+        int32_t at = (int32_t)ml_layout_coordinate(layout, rank, i);
         char *to = (char *)program->inputs + program->coordinates + ARENA_ALIGNMENT * (int64_t)i;
         status = device->ops->upload(device, to, &at, sizeof at);
     }
@@ -182,7 +183,7 @@ static ml_status executables_load(ml_program *program) {
 
 static double bytes_sent(const ml_plan *plan) {
     double bytes = 0;
-    for (int i = 0; i < plan->layout->count; i++)
+    for (int i = 0; plan->layout != NULL && i < plan->layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) bytes += (double)plan->traffic[i][k].bytes;
     return bytes;
 }
@@ -256,7 +257,8 @@ void program_enter(ml_session *session, ml_program *program) {
 
 /* What a program keeps because it runs often must fit beside what others hold; all ranks hold as
  * much. */
-static ml_status keep_less(ml_program *program, const ml_roots *roots, bool pipelined) {
+static ml_status keep_less(ml_program *program, const ml_roots *roots, const ml_layout *layout,
+                           bool pipelined) {
     ml_session *session = program->session;
     int64_t limit = session->device->target.memory_bytes;
     if (program->plan->rebuild == NULL || limit <= 0) return ML_OK;
@@ -267,11 +269,11 @@ static ml_status keep_less(ml_program *program, const ml_roots *roots, bool pipe
     seldom.often = false;
     ml_plan_free(program->plan);
     program->plan = NULL;
-    return session_plan(session, &seldom, session->ranks.layout, pipelined, &program->plan);
+    return session_plan(session, &seldom, layout, pipelined, &program->plan);
 }
 
-ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelined,
-                        ml_program **program) {
+ml_status program_build(ml_session *session, const ml_roots *roots, const ml_layout *layout,
+                        bool pipelined, ml_program **program) {
     *program = NULL;
     if (session->device == NULL) {
         ml_status status = ml_session_open(session, NULL, 0);
@@ -283,9 +285,8 @@ ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelin
     ml_program *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     program_enter(session, made);
-    const ml_layout *layout = session->ranks.layout;
     ml_status status = session_plan(session, roots, layout, pipelined, &made->plan);
-    if (status == ML_OK && roots->often) status = keep_less(made, roots, pipelined);
+    if (status == ML_OK && roots->often) status = keep_less(made, roots, layout, pipelined);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made, roots);
     if (status != ML_OK) {
@@ -297,7 +298,7 @@ ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelin
 }
 
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program) {
-    return program_build(session, roots, true, program);
+    return program_build(session, roots, session_program_layout(session), true, program);
 }
 
 void ml_program_free(ml_program *program) {
@@ -464,9 +465,9 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         char *to = (char *)program->inputs + program->input_offsets[i];
         const void *from = inputs[i];
         if (program->part != NULL) {
-            status =
-                session_cut(session, &ml_graph_input(session->graph, program->input_ids[i])->type,
-                            &program->input_places[i], inputs[i], program->part);
+            status = session_cut(session, program->plan->layout,
+                                 &ml_graph_input(session->graph, program->input_ids[i])->type,
+                                 &program->input_places[i], inputs[i], program->part);
             from = program->part;
         }
         if (status != ML_OK) break;

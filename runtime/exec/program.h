@@ -37,6 +37,11 @@ void ml_session_join(ml_session *session, ml_comm *comm);
 /* The layout of all programs and states of the session; once (again with an equal one does
  * nothing). plan_only: for any number of ranks, of which none runs. */
 ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool plan_only);
+/* Before the layout: which groups of ranks may run programs by themselves (shard/groups.h). */
+void ml_session_set_groups(ml_session *session, const ml_groups *groups);
+const ml_groups *ml_session_groups(const ml_session *session);
+/* Programs that follow are of groups of `size` ranks; 0: of all ranks. */
+ml_status ml_session_use_groups(ml_session *session, int64_t size);
 const ml_layout *ml_session_layout(const ml_session *session); /* NULL: one rank */
 /* All ranks at once, between two steps: *stop becomes the largest of all ranks. */
 ml_status ml_session_step(ml_session *session, int64_t *stop);

@@ -12,13 +12,11 @@ const ml_layout *ml_session_layout(const ml_session *session) {
     return session->ranks.layout;
 }
 
-/* The ranks that differ from this one only along mesh axis i, in order. */
-static int peers_list(const ml_layout *layout, int rank, int i, int *peers) {
-    int64_t step = 1;
-    for (int j = i + 1; j < layout->count; j++) step *= layout->axis[j].size;
-    int64_t first = rank - ml_layout_coordinate(layout, rank, i) * step;
-    for (int64_t c = 0; c < layout->axis[i].size; c++) peers[c] = (int)(first + c * step);
-    return (int)layout->axis[i].size;
+/* The ranks of this one's collectives over mesh axis i, in order. */
+static int peers_list(const ml_ranks *ranks, int i, int *peers) {
+    ml_row row = ml_ranks_row(ranks, i);
+    for (int64_t c = 0; c < row.size; c++) peers[c] = ranks->rank + (int)((c - row.at) * row.step);
+    return (int)row.size;
 }
 
 static ml_status groups_make(ml_session *session, const ml_layout *layout) {
@@ -27,8 +25,8 @@ static ml_status groups_make(ml_session *session, const ml_layout *layout) {
     session->everyone = ml_comm_everyone(session->comm);
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
-        if (layout->axis[i].size == 1) continue;
-        int count = peers_list(layout, session->ranks.rank, i, peers);
+        int count = peers_list(&session->ranks, i, peers);
+        if (count == 1) continue;
         status = ml_comm_group(session->comm, peers, count, &session->ranks.group[i]);
     }
     ml_free(peers);
@@ -40,7 +38,7 @@ static ml_status ranks_fit(const ml_session *session, const ml_layout *layout) {
     int world = session->comm != NULL ? ml_comm_world(session->comm) : 1;
     if (ranks == world) return ML_OK;
     char mesh[256] = "";
-    for (int i = 0; i < layout->count; i++) {
+    for (int i = 0; i < layout->count - session->groups.count; i++) {
         size_t length = strlen(mesh);
         snprintf(mesh + length, sizeof mesh - length, "%s%s=%lld", i ? "," : "",
                  layout->axis[i].name, (long long)layout->axis[i].size);
@@ -54,6 +52,40 @@ static ml_status ranks_fit(const ml_session *session, const ml_layout *layout) {
     }
     return ml_help("give the mesh axes sizes whose product is %d, such as --mesh %s=%d", world,
                    axis, world);
+}
+
+void ml_session_set_groups(ml_session *session, const ml_groups *groups) {
+    if (session->has_layout) return;
+    session->groups = *groups;
+    session->ranks.groups = &session->groups;
+}
+
+const ml_groups *ml_session_groups(const ml_session *session) {
+    return &session->groups;
+}
+
+ml_status ml_session_use_groups(ml_session *session, int64_t size) {
+    session->group_size = size;
+    session->group_layout = NULL;
+    if (size == 0 || session->ranks.layout == NULL) return ML_OK;
+    int k = 0;
+    while (k < session->groups.count && session->groups.size[k] != size) k++;
+    if (size == 1) k = session->groups.count;
+    ml_layout *layout = &session->group_layouts[k];
+    if (!ml_groups_layout(session->ranks.layout, &session->groups, size, layout))
+        return ml_fail(ML_INTERNAL, "there are no groups of %lld ranks", (long long)size);
+    if (ml_layout_ranks(layout) > 1) session->group_layout = layout;
+    return ML_OK;
+}
+
+const ml_layout *session_program_layout(const ml_session *session) {
+    return session->group_size > 0 ? session->group_layout : session->ranks.layout;
+}
+
+int64_t session_rank_under(const ml_session *session, const ml_layout *layout) {
+    if (layout == NULL || layout == session->ranks.layout || layout == &session->unbounded)
+        return session->ranks.rank;
+    return ml_groups_rank(session->ranks.layout, &session->groups, session->ranks.rank, layout);
 }
 
 ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool plan_only) {
@@ -272,7 +304,8 @@ ml_status session_gather(const ml_session *session, uint32_t state, const void *
 }
 
 typedef struct {
-    const ml_session *session;
+    const ml_layout *layout;
+    int64_t rank;
     const ml_type *global;
     const ml_placements *places;
     const void *whole;
@@ -281,8 +314,8 @@ typedef struct {
 
 static void cut_body(void *context) {
     const cut_call *call = context;
-    const ml_layout *layout = call->session->ranks.layout;
-    int64_t rank = call->session->ranks.rank;
+    const ml_layout *layout = call->layout;
+    int64_t rank = call->rank;
     bool holds = true; /* a sum lies with the first rank; others have zeros */
     for (int i = 0; i < layout->count; i++)
         if (call->places->over[i].kind == ML_PARTIAL_SUM)
@@ -296,14 +329,15 @@ static void cut_body(void *context) {
     memset(call->part, 0, (size_t)ml_type_bytes(&local));
 }
 
-ml_status session_cut(const ml_session *session, const ml_type *global, const ml_placements *places,
-                      const void *whole, void *part) {
-    cut_call call = {session, global, places, whole, part};
+ml_status session_cut(const ml_session *session, const ml_layout *layout, const ml_type *global,
+                      const ml_placements *places, const void *whole, void *part) {
+    cut_call call = {layout, session_rank_under(session, layout), global, places, whole, part};
     return ml_protect(cut_body, &call);
 }
 
 typedef struct {
-    const ml_session *session;
+    const ml_layout *layout;
+    int64_t rank;
     const ml_type *global;
     const ml_placements *places;
     int64_t first[ML_MAX_AXES], held[ML_MAX_AXES];
@@ -311,8 +345,7 @@ typedef struct {
 
 static void range_body(void *context) {
     range_call *call = context;
-    ml_shard_range(call->session->ranks.layout, call->global, call->places,
-                   call->session->ranks.rank, call->first, call->held);
+    ml_shard_range(call->layout, call->global, call->places, call->rank, call->first, call->held);
 }
 
 ml_status ml_program_own_rows(const ml_program *program, uint32_t input, int64_t *first,
@@ -325,7 +358,9 @@ ml_status ml_program_own_rows(const ml_program *program, uint32_t input, int64_t
     if (i == program->input_count) return ML_OK;
     *held = global->rank > 0 ? global->size[0] : 1;
     if (program->plan->layout == NULL || global->rank == 0) return ML_OK;
-    range_call call = {session, global, &program->input_places[i], {0}, {0}};
+    const ml_layout *layout = program->plan->layout;
+    range_call call = {
+        layout, session_rank_under(session, layout), global, &program->input_places[i], {0}, {0}};
     ml_status status = ml_protect(range_body, &call);
     *first = call.first[0];
     *held = call.held[0];

@@ -169,7 +169,8 @@ static void show_kernels(void *context) {
 
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
-    ml_status status = plan_under(session, roots, target, session->ranks.layout, true, plan);
+    const ml_layout *layout = session_program_layout(session);
+    ml_status status = plan_under(session, roots, target, layout, true, plan);
     if (status == ML_OK) status = plan_retry(session, roots, target, *plan);
     if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;
@@ -306,7 +307,8 @@ static void initial_add(initial_work *work, uint32_t id) {
 static void initial_run(initial_work *work) {
     if (work->roots.update_count == 0) return;
     ml_program *program = NULL;
-    ml_status status = program_build(work->session, &work->roots, false, &program);
+    ml_status status =
+        program_build(work->session, &work->roots, work->session->ranks.layout, false, &program);
     if (status == ML_OK) status = program_execute(program);
     ml_device *device = work->session->device;
     if (status == ML_OK) status = device->ops->wait(device);
@@ -458,7 +460,8 @@ static ml_status part_upload(ml_session *session, uint32_t state, const void *fr
     ML_TRY(session_place(session, state, &local, &places));
     void *part = ml_alloc((size_t)held->bytes + 1);
     if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while writing a state");
-    ml_status status = session_cut(session, &info->type, &places, from, part);
+    ml_status status =
+        session_cut(session, session->ranks.layout, &info->type, &places, from, part);
     if (status == ML_OK) status = device->ops->upload(device, held->memory, part, held->bytes);
     ml_free(part);
     return status;

@@ -23,6 +23,10 @@ struct ml_session {
     ml_comm *comm;         /* NULL: one process */
     ml_layout layout;
     ml_layout unbounded; /* the layout without `exchange`: of retries */
+    ml_groups groups;
+    ml_layout group_layouts[ML_MAX_MESH + 1]; /* of programs of groups, by size; the last: of 1 */
+    int64_t group_size;            /* of the programs that are made next; 0: of all ranks */
+    const ml_layout *group_layout; /* theirs; NULL: one rank */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -85,8 +89,8 @@ ml_status session_initialize(ml_session *session, const ml_program *program);
 /* An arena of at least this size; programs bound to a smaller one are unbound. */
 ml_status session_reserve(ml_session *session, int64_t bytes);
 /* A program whose states need not be initialized: the one that initializes them. */
-ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelined,
-                        ml_program **program);
+ml_status program_build(ml_session *session, const ml_roots *roots, const ml_layout *layout,
+                        bool pipelined, ml_program **program);
 ml_status program_execute(ml_program *program);
 /* Steps of making one: among the session's programs; memory of states and temporaries; kernels. */
 void program_enter(ml_session *session, ml_program *program);
@@ -196,8 +200,12 @@ ml_status session_place(const ml_session *session, uint32_t state, ml_type *loca
                         ml_placements *places);
 /* The whole state from the parts; all ranks at once. */
 ml_status session_gather(const ml_session *session, uint32_t state, const void *part, void *whole);
-/* This rank's part of a tensor. */
-ml_status session_cut(const ml_session *session, const ml_type *global, const ml_placements *places,
-                      const void *whole, void *part);
+/* This rank's part of a tensor under the session's layout, or that of groups. */
+ml_status session_cut(const ml_session *session, const ml_layout *layout, const ml_type *global,
+                      const ml_placements *places, const void *whole, void *part);
+/* The layout of the next program of the script. */
+const ml_layout *session_program_layout(const ml_session *session);
+/* This rank's number among those of the layout of a program. */
+int64_t session_rank_under(const ml_session *session, const ml_layout *layout);
 
 #endif

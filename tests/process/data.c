@@ -122,13 +122,17 @@ PROCESS_TEST(data_for_evaluation) {
 /* Documents are each sample's own, whatever holds the sample. */
 PROCESS_TEST(documents_under_layouts) {
     /* The first two ranks want the same tokens made. */
-    static const char *const words[] = {"pack=concat -n 2 --mesh dp=2",
-                                        "",
-                                        "accum=2",
-                                        "-n 2 --mesh dp=2",
-                                        "-n 2 --mesh pp=2",
-                                        "-n 2 --mesh cp=2"};
-    double loss[6], evaluation[6];
+    static const char *const words[] = {
+        "pack=concat -n 2 --mesh dp=2",
+        "",
+        "accum=2",
+        "-n 2 --mesh dp=2",
+        "-n 2 --mesh pp=2",
+        "-n 2 --mesh cp=2",
+        "accum=8 -n 2 --mesh cp=2 --layout cp=dynamic",
+        "accum=4 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,zero=true"};
+    enum { COUNT = sizeof words / sizeof *words };
+    double loss[COUNT], evaluation[COUNT];
     process_write(
         room, "packed.lua",
         "local m = require 'mlua'\n"
@@ -161,7 +165,7 @@ PROCESS_TEST(documents_under_layouts) {
                   "i=0; while [ $i -lt 200 ]; do i=$((i+1)); "
                   "printf '{\"text\":\"%%s\"}\\n' \"word $((i * 7919 %% 1000)) of $i\"; "
                   "done > text.jsonl");
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < COUNT; i++) {
         process_result r =
             process_run(room, 0, "", "run --device cpu --quiet packed.lua %s", words[i]);
         loss[i] = process_number(strstr(r.output, "loss "), "loss ");

@@ -437,6 +437,7 @@ static int open_state(lua_State *L) {
     vm_increment_register(L);
     vm_weights_register(L);
     vm_corpus_register(L);
+    vm_placement_register(L);
     vm_samples_register(L);
     vm_ranges_register(L);
     vm_tensorfile_register(L);

@@ -101,6 +101,23 @@ static void read_stages(lua_State *L, int spec, ml_layout *layout) {
     stages->microbatches = (int)vm_integer(L, -1, "the microbatches of a pipeline");
 }
 
+/* The mesh axes that are of groups of ranks: {name=, size = 1, group=, of = "dp"}, the last ones.
+ */
+static void read_groups(lua_State *L, int mesh, const ml_layout *layout, ml_groups *groups) {
+    for (int i = 0; i < layout->count; i++) {
+        lua_rawgeti(L, mesh, i + 1);
+        if (lua_getfield(L, -1, "group") == LUA_TNUMBER) {
+            if (groups->count == 0) groups->first = i;
+            groups->size[groups->count++] = lua_tointeger(L, -1);
+            lua_getfield(L, -2, "of");
+            while (strcmp(layout->axis[groups->of].name, luaL_checkstring(L, -1)) != 0)
+                groups->of++;
+            lua_pop(L, 1);
+        }
+        lua_pop(L, 2);
+    }
+}
+
 static int core_set_layout(lua_State *L) {
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -124,6 +141,9 @@ static int core_set_layout(lua_State *L) {
     if (lua_getfield(L, 1, "exchange") == LUA_TNUMBER) layout->exchange = lua_tonumber(L, -1);
     read_stages(L, 1, layout);
     vm->laid_out = true;
+    ml_groups groups = {0};
+    read_groups(L, 3, layout, &groups);
+    ml_session_set_groups(vm->session, &groups);
     bool plan_only = vm->options->mode != VM_RUN;
     vm_check(L, ml_session_lay_out(vm->session, layout, plan_only));
     return 0;

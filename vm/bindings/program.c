@@ -6,6 +6,7 @@
 
 #include "runtime/base/suggest.h"
 #include "runtime/pipeline/plan.h"
+#include "runtime/predict/predict.h"
 #include "vm/check/dry.h"
 #include "vm/check/explain.h"
 #include "vm/check/traffic.h"
@@ -202,16 +203,35 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
 }
 
 static void make_program(lua_State *L, vm_program *p) {
+    ml_session *session = vm_of(L)->session;
     vm_start_device(L);
-    vm_check(L, ml_program_new(vm_of(L)->session, &p->roots, &p->program));
+    vm_check(L, ml_session_use_groups(session, p->group));
+    ml_status status = ml_program_new(session, &p->roots, &p->program);
+    vm_check(L, ml_session_use_groups(session, 0));
+    vm_check(L, status);
     check_inputs(L, p);
     vm_find_ranges(L, p);
     remark_on_ranks(L, p);
 }
 
+/* Where nothing runs. The program is at position 2. */
+static void plan_program(lua_State *L, vm_program *p) {
+    ml_vm *vm = vm_of(L);
+    if (vm->options->facts) known_write_pending(L);
+    known_confine_plan();
+    vm_check(L, ml_session_use_groups(vm->session, p->group));
+    explain_plan(L, &p->roots, &p->plan);
+    vm_check(L, ml_session_use_groups(vm->session, 0));
+    dry_note_program(L, p->plan);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    lua_pushvalue(L, 2);
+    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+    lua_pop(L, 1);
+}
+
 static int core_program(lua_State *L) {
     static const char *const known[] = {"name",         "inputs", "outputs", "updates",
-                                        "microbatches", "often",  NULL};
+                                        "microbatches", "often",  "group",   NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -244,6 +264,8 @@ static int core_program(lua_State *L) {
     lua_settop(L, 2);
     if (vm_option(L, 1, "often")) p->roots.often = lua_toboolean(L, 3);
     lua_settop(L, 2);
+    if (vm_option(L, 1, "group")) p->group = vm_integer(L, 3, "a program's group");
+    lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
     lua_settop(L, 2);
     lua_getfield(L, 1, "inputs");
@@ -251,14 +273,7 @@ static int core_program(lua_State *L) {
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
     if (vm->dry.runs || vm_cannot_run(vm)) {
-        if (vm->options->facts) known_write_pending(L);
-        known_confine_plan();
-        explain_plan(L, &p->roots, &p->plan);
-        dry_note_program(L, p->plan);
-        luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
-        lua_pushvalue(L, 2);
-        lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-        lua_pop(L, 1);
+        plan_program(L, p);
     } else {
         make_program(L, p);
     }
@@ -442,6 +457,25 @@ static int program_plan(lua_State *L) {
     return 1;
 }
 
+typedef struct {
+    const ml_plan *plan;
+    ml_prediction prediction;
+} cost_call;
+
+static void predict_cost(void *argument) {
+    cost_call *call = argument;
+    predict_plan(ml_rates_of("h100"), call->plan, &call->prediction);
+}
+
+/* By one table whatever the device: all ranks and runs see the same. */
+static int program_cost(lua_State *L) {
+    cost_call call = {.plan = vm_program_plan(check_program(L))};
+    vm_protect(L, predict_cost, &call);
+    lua_pushnumber(L, call.prediction.seconds);
+    lua_pushnumber(L, call.prediction.busy[PREDICT_ATTENTION]);
+    return 2;
+}
+
 static int program_bubble(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_plan *plan = vm_program_plan(p);
@@ -468,11 +502,12 @@ static int program_tostring(lua_State *L) {
     return 1;
 }
 
-static const vm_entry functions[] = {{"program", core_program,
-                                      "options: {name: string, inputs: Tensor[], outputs: "
-                                      "table<string, Tensor>, updates: table} -> Program",
-                                      "compile outputs and updates of states into a program"},
-                                     {0}};
+static const vm_entry functions[] = {
+    {"program", core_program,
+     "options: {name: string, inputs: Tensor[], outputs: "
+     "table<string, Tensor>, updates: table, group: integer} -> Program",
+     "compile outputs and updates of states into a program"},
+    {0}};
 static const vm_entry methods[] = {
     {"start", program_start, "inputs?: table",
      "the first half of a call: enqueues the work and returns while it runs; inputs may be reused"},
@@ -482,6 +517,8 @@ static const vm_entry methods[] = {
      "the share of a step in which pipeline ranks wait: measured, as predicted from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
+    {"cost", program_cost, "-> number, number",
+     "seconds of a run by the table of an H100, and those of its attention: to compare programs"},
     {"name", program_name, "-> string?", "the name"},
     {0}};
 

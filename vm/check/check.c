@@ -41,6 +41,7 @@ typedef struct {
     bool samples;          /* what a step counts are samples: there is no axis of positions */
     int64_t step_programs; /* the first ones; the others run between steps */
     vm_traffic between;    /* once each of these */
+    const char *groups;    /* of cp = "dynamic", in words; NULL: none */
     bool fits;
 } report;
 
@@ -450,7 +451,9 @@ static void print_memory(lua_State *L, const report *r) {
 static void print_traffic(lua_State *L, const report *r) {
     traffic_print(L, &r->traffic, "in one step");
     if (r->step_programs < vm_table_length(L, 1))
-        traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)");
+        traffic_print(L, &r->between,
+                      r->groups ? "in one run of each other program of rows"
+                                : "in one run of what runs between steps (evaluation)");
 }
 
 static void print_all_types(lua_State *L) {
@@ -466,6 +469,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
     traffic_print_ranks(L, &r->traffic);
+    if (r->groups) printf("sequences       %s\n", r->groups);
     if (r->pipeline) print_pipeline(r->pipeline);
     if (r->part != PART_SHARD) print_states(L, r);
     if (r->part == PART_ALL) print_work(L, r, tokens);
@@ -521,6 +525,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
     if (object) predicted_json(&r->predicted, tokens, r->flops, object);
+    if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
@@ -576,6 +581,7 @@ static int core_report(lua_State *L) {
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
         if (vm_option(L, 2, "part")) r.part = (report_part)luaL_checkoption(L, -1, "all", parts);
         if (vm_option(L, 2, "kept")) r.kept = lua_tostring(L, -1); /* options have it */
+        if (vm_option(L, 2, "groups")) r.groups = lua_tostring(L, -1);
         if (vm_option(L, 2, "typed")) r.typed = lua_toboolean(L, -1);
         lua_settop(L, 2);
     }
@@ -618,7 +624,8 @@ int vm_report_rest(lua_State *L) {
 static const vm_entry functions[] = {
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
-     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string}",
+     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
+     "groups: string}",
      "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
      "device; the first `step` programs (default: all) make a step, the others run between steps"},
     {0}};

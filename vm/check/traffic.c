@@ -65,10 +65,12 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     }
 }
 
+/* But for the axes of groups, which are last. */
 static void push_mesh(lua_State *L, const ml_layout *layout) {
+    int count = layout->count - ml_session_groups(vm_of(L)->session)->count;
     luaL_Buffer text;
     luaL_buffinit(L, &text);
-    for (int i = 0; i < layout->count; i++) {
+    for (int i = 0; i < count; i++) {
         char item[80];
         snprintf(item, sizeof item, "%s%s=%lld", i ? " " : "", layout->axis[i].name,
                  (long long)layout->axis[i].size);
@@ -113,7 +115,8 @@ bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_divi
     const ml_mesh_axis *mesh = &layout->axis[i];
     double share = ml_layout_undivided(layout, division, i);
     char count[64];
-    if (share < MOST) return false;
+    const ml_groups *groups = ml_session_groups(vm_of(L)->session);
+    if (share < MOST || (groups->count > 0 && groups->of == i)) return false;
     luaL_Buffer text;
     luaL_buffinit(L, &text);
     snprintf(count, sizeof count, "its %lld ranks ", (long long)mesh->size);

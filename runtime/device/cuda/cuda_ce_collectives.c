@@ -15,11 +15,11 @@ enum { KINDS = 2, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
 
 /* ---- Exchanges ------------------------------------------------------------------------------- */
 static int64_t ranks_of(const cuda_device *d, int axis) {
-    return d->base.ranks->layout->axis[axis].size;
+    return ml_ranks_row(d->base.ranks, axis).size;
 }
 
 static int place_of(const cuda_device *d, int axis) {
-    return (int)ml_layout_coordinate(d->base.ranks->layout, d->base.ranks->rank, axis);
+    return (int)ml_ranks_row(d->base.ranks, axis).at;
 }
 
 /* Whether copies may serve an axis of so many ranks. */
@@ -29,10 +29,8 @@ static bool fits(int64_t ranks) {
 
 /* The rank of the job at a place along the axis. */
 static int rank_at(const cuda_device *d, int axis, int place) {
-    const ml_layout *layout = d->base.ranks->layout;
-    int step = 1;
-    for (int i = axis + 1; i < layout->count; i++) step *= (int)layout->axis[i].size;
-    return d->base.ranks->rank + (place - place_of(d, axis)) * step;
+    ml_row row = ml_ranks_row(d->base.ranks, axis);
+    return d->base.ranks->rank + (place - (int)row.at) * (int)row.step;
 }
 
 static ml_status gather(cuda_device *d, int axis, const cuda_offer *mine, int64_t count,
@@ -109,9 +107,8 @@ static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
 
 /* The axes that copies may serve divide the buffer's memory. */
 static int64_t buffer_share(const cuda_device *d) {
-    const ml_layout *layout = d->base.ranks->layout;
     int64_t axes = 0;
-    for (int i = 0; i < layout->count; i++) axes += fits(layout->axis[i].size);
+    for (int i = 0; i < d->base.ranks->layout->count; i++) axes += fits(ranks_of(d, i));
     return buffer_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
 }
 

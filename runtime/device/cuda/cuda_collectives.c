@@ -84,7 +84,7 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *values, int64_t count) {
         if (!e->collects[i]) continue;
         const ml_collective_step least = {.kind = ML_COLLECTIVE_ALL_REDUCE,
                                           .mesh_axis = i,
-                                          .ranks = device->ranks->layout->axis[i].size,
+                                          .ranks = ml_ranks_row(device->ranks, i).size,
                                           .count = count,
                                           .dtype = ML_I64,
                                           .combine = ML_COMBINE_MIN};

@@ -261,16 +261,14 @@ static ml_status connect_start(cuda_nccl *n) {
 }
 
 static void describe_mesh(cuda_nccl *n, const ml_ranks *ranks) {
-    const ml_layout *layout = ranks->layout;
-    int64_t step = 1;
     n->rank = ranks->rank;
     n->world = ml_comm_world(ranks->comm);
-    n->axis_count = layout->count;
-    for (int i = layout->count - 1; i >= 0; i--) {
-        n->size[i] = layout->axis[i].size;
-        n->at[i] = ml_layout_coordinate(layout, n->rank, i);
-        n->first[i] = (int)(n->rank - n->at[i] * step);
-        step *= n->size[i];
+    n->axis_count = ranks->layout->count;
+    for (int i = 0; i < n->axis_count; i++) {
+        ml_row row = ml_ranks_row(ranks, i);
+        n->size[i] = row.size;
+        n->at[i] = row.at;
+        n->first[i] = (int)(n->rank - row.at * row.step);
     }
 }
 

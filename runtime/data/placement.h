@@ -1,0 +1,73 @@
+/* Which ranks compute which sequences of a step (layout cp = "dynamic").
+ *
+ * A sequence is a document as far as it lies in one window of the batch. The ranks form groups of
+ * neighbours: of 1, 2, 4, ... A microbatch is a row of tokens that one group computes, each of its
+ * ranks a part of the row; a row is as long as one of a few programs, and filled up at its end. A
+ * sequence gets the smallest group on whose rows it fits; those of larger groups come first, each
+ * in the group that is free first, with short sequences in what is left of the row; then
+ * the others, longest first, to the rank with the least work. Work is the time of the row's
+ * program, of its attention that of the query-key pairs of its sequences on the rank that has most
+ * of them.
+ *
+ * The result follows from the lengths and the costs alone. The microbatches of a rank are in the
+ * order of the plan, and so are those of each group: ranks never wait in a circle. */
+#ifndef ML_PLACEMENT_H
+#define ML_PLACEMENT_H
+
+#include <stdbool.h>
+
+#include "runtime/base/memory.h"
+
+enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 8 };
+
+/* A program of a group: tokens of each rank, seconds of a run, and the share of these that
+ * attention takes where the row is one causal sequence. */
+typedef struct {
+    int64_t tokens;
+    double seconds, attention;
+} ml_row_cost;
+typedef struct {
+    int64_t ranks;
+    int count; /* of rows, shortest first */
+    ml_row_cost row[ML_ROW_SIZES];
+} ml_group_cost;
+typedef struct {
+    int64_t ranks;
+    int count; /* of group sizes, ascending from 1; each divides the next, and all the ranks */
+    ml_group_cost group[ML_GROUP_SIZES];
+} ml_placement_costs;
+
+typedef struct {
+    int64_t start, length; /* tokens in the step's rows, one after another */
+} ml_sequence;
+typedef struct {
+    int group, row;            /* positions in the costs */
+    int64_t rank;              /* the first of the group */
+    uint32_t first, sequences; /* in ml_step_placement.sequence */
+    double seconds;
+} ml_microbatch;
+
+/* All of it lives in the arena. */
+typedef struct {
+    ml_sequence *sequence; /* in the order of microbatches */
+    uint32_t sequences;
+    ML_VEC(ml_microbatch) microbatches;
+    double *seconds;          /* of each rank */
+    int64_t tokens, computed; /* of the step; with what fills rows up, summed over ranks */
+} ml_step_placement;
+
+/* documents[row][column]: equal numbers in a row are one document. Raises where a sequence fits on
+ * no row. */
+void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
+                       int64_t rows, int64_t columns, ml_step_placement *out);
+
+/* Of a step's tokens and of a microbatch's row alike. */
+typedef struct {
+    int32_t *tokens, *targets, *documents, *positions;
+} ml_token_rows;
+/* Write a microbatch's row of `length` tokens. What fills it up counts in no loss: documents of
+ * their own, as short as attention skips at once. */
+void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
+                       const ml_token_rows *from, int64_t length, const ml_token_rows *to);
+
+#endif

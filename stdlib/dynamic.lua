@@ -1,0 +1,185 @@
+-- Dynamic context parallelism: m.train under a layout with cp = "dynamic" and pack = "document".
+--
+-- A step's documents, cut at the ends of windows, are placed anew on rows of a few lengths, which groups of 1, 2, 4, ... ranks
+-- compute (runtime/data/placement.h): one program for each row of each size of groups, made ahead. They add to sums of gradients
+-- that each rank has for itself; the update of all ranks adds these up. The loss divides once, by the count of the whole step.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local dynamic = {}
+
+local ROWS = 4 -- lengths of rows for each size of groups
+local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
+
+local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
+local function rounded(tokens, grain) return math.ceil(tokens / grain) * grain end
+
+-- Up to ROWS numbers of tokens, the last `most`, evenly above `least`.
+local function row_lengths(least, most)
+  local lengths, grain = {}, grain_of(most)
+  for i = 1, ROWS do
+    local tokens = math.min(most, rounded(least + (most - least) * i / ROWS, grain))
+    if tokens ~= lengths[#lengths] then lengths[#lengths + 1] = tokens end
+  end
+  return lengths
+end
+
+local function refuse(what, help) core.fail('cp="dynamic": ' .. what, { help = help }) end
+
+---What m.train's options say of groups and rows: nil where the layout is not dynamic.
+---@param o table m.train's options
+---@param parts integer microbatches of a step
+function dynamic.read(o, parts)
+  local groups = m.context_groups()
+  if not groups then return nil end
+  if o.inputs then refuse("m.train's inputs are not placed: it takes documents of data", 'data = "corpus.jsonl", pack = "document"') end
+  if o.pack ~= "document" then refuse('documents are what it places: m.train needs pack="document"', 'pack = "document", or a size for cp') end
+  local tokens = o.batch.size * o.seq.size
+  local most = math.ceil(tokens / (parts * groups.ranks))
+  most = rounded(most, grain_of(most))
+  local d = { ranks = groups.ranks, most = most, groups = {} }
+  local least = 0
+  for _, size in ipairs(groups.sizes) do
+    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most) }
+    if size * most >= o.seq.size then return d end
+    least = rounded(size * most / (groups.sizes[#d.groups + 1] or 1), 2)
+  end
+  local last = groups.sizes[#groups.sizes]
+  refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, most),
+    ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
+end
+
+-- The options of a program of rows of `tokens` for each of `ranks` ranks.
+local function row_options(o, ranks, tokens)
+  return setmetatable({
+    batch = core.axis(o.batch.name, 1), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
+  }, { __index = o })
+end
+
+---The options of the programs of microbatches: {o = , group = , row = }, groups ascending.
+function dynamic.rows(o)
+  local list = {}
+  for g, group in ipairs(o.dynamic.groups) do
+    for r, tokens in ipairs(group.lengths) do
+      list[#list + 1] = { o = row_options(o, group.ranks, tokens), group = g, row = r, tokens = tokens, ranks = group.ranks }
+    end
+  end
+  return list
+end
+
+---What mlua check says.
+function dynamic.describe(o)
+  local sizes, programs = {}, 0
+  for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths end
+  return ("placed on groups of %s of %d ranks, up to %d tokens a rank: %d programs, for rows of up to %d lengths"):format(
+    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, programs, ROWS)
+end
+
+---The options of evaluation: a window on the largest groups.
+function dynamic.window(o)
+  local groups = o.dynamic.groups
+  local group = groups[#groups]
+  local inner = row_options(o, group.ranks, o.seq.size)
+  inner.seq = o.seq
+  return inner, group.ranks
+end
+
+---Raise where a loss and its further results are not sums over sequences. `feeds` are the program's inputs.
+function dynamic.check(o, total, count, results, feeds)
+  local sums, constant = { total, count }, not core.is_tensor(count) and "count" or nil
+  for _, r in ipairs(results) do
+    sums[#sums + 1], sums[#sums + 2] = r.sum, r.count
+    constant = constant or (not core.is_tensor(r.sum) or not core.is_tensor(r.count)) and ("result %q"):format(r.name)
+  end
+  if m.added_loss(count) then
+    refuse("the model adds a loss by m.add_loss, a mean over a microbatch, and no microbatch is the same in another layout", "a size for cp")
+  end
+  if next(m.context.totals) then refuse("the model sums values over a step's microbatches, in states that the forward pass assigns", "a size for cp") end
+  if constant then
+    refuse(("the loss's %s is a number, the same for each microbatch, and these are not alike"):format(constant), "a sum over the targets, as m.cross_entropy's count")
+  end
+  local updates = core.take_updates()
+  if #updates > 0 then
+    refuse(("the forward pass assigns the state %s at each microbatch, and these are not alike"):format(updates[1][1]:name() or "of the model"), "a size for cp")
+  end
+  core.check_by_sequence(sums, o.batch, o.seq, feeds.documents)
+end
+
+local function hosts_of(seq)
+  local function host() return core.host("i32", 1, seq) end
+  return { tokens = host(), targets = host(), documents = host(), positions = host() }
+end
+
+---What runs the steps: .begin(), .start(step, number), .finish().
+---@param o table m.train's options
+---@param rows table[] the result of dynamic.rows, each with its program
+---@param data table train_data's
+function dynamic.runner(o, rows, data)
+  local d, costs, by = o.dynamic, { ranks = o.dynamic.ranks, rank = 0, groups = {} }, {}
+  for _, row in ipairs(rows) do
+    local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
+    local seconds, attention = row.program:cost()
+    costs.groups[row.group], by[row.group] = group, by[row.group] or {}
+    group.rows[row.row] = { tokens = row.tokens, seconds = seconds, attention = attention }
+    by[row.group][row.row] = row
+    row.hosts = hosts_of(row.o.seq.size)
+  end
+  costs.rank = core.options().rank // m.context_groups().inner % d.ranks
+  d.costs = costs
+  local placement = core.placement(costs)
+  local runner, planned, list, last = { sums = { busiest = 0, mean = 0, computed = 0, tokens = 0 } }, nil, nil, nil
+  local function run(row, at, step, first)
+    placement:fill(at, data.feeds, row.hosts)
+    local feeds = { step = step, first = first }
+    for name, host in pairs(row.hosts) do feeds[name] = host end
+    row.program:start(feeds)
+    last = row.program
+  end
+  -- The microbatches of the step that `data` holds.
+  function runner.plan()
+    if planned == data.held then return end
+    local facts
+    list, facts = placement:plan(data.feeds.documents)
+    planned = data.held
+    for name in pairs(runner.sums) do runner.sums[name] = runner.sums[name] + facts[name] end
+  end
+  -- Every program once, on filling alone: what is made at a first run is there before step 1.
+  function runner.begin()
+    for _, row in ipairs(rows) do run(row, -1, 1, true) end
+    last:finish()
+  end
+  function runner.start(step)
+    runner.plan()
+    for i, microbatch in ipairs(list) do run(by[microbatch.group][microbatch.row], microbatch.at, step, i == 1) end
+  end
+  function runner.finish() last:finish() end
+  -- A line at a training's end.
+  function runner.report()
+    local s, options = runner.sums, core.options()
+    if s.tokens == 0 or options.rank ~= 0 or options.quiet then return end
+    core.write_error(("sequences: filling is %.1f%% of what ranks computed; the busiest rank's predicted time is %.3f of the average\n"):format(
+      100 * (1 - s.tokens / s.computed), s.busiest / s.mean))
+  end
+  -- The windows of an evaluation's batch, which `data` holds, over the groups of the largest size.
+  local windows = hosts_of(o.seq.size)
+  function runner.evaluate(program, ranks, feeds, first)
+    for row = costs.rank // ranks, o.batch.size - 1, d.ranks // ranks do
+      placement:window(row, data.feeds, windows)
+      for name, host in pairs(windows) do feeds[name] = host end
+      feeds.first = first
+      program:start(feeds)
+      first = false
+    end
+    return first
+  end
+  -- Where there are more groups than windows: a window of filling, which begins this group's sums.
+  function runner.nothing(program, feeds)
+    placement:fill(-1, data.feeds, windows)
+    for name, host in pairs(windows) do feeds[name] = host end
+    feeds.first = true
+    program:start(feeds)
+  end
+  return runner
+end
+
+return dynamic

@@ -1,0 +1,134 @@
+/* The placement of sequences on groups of ranks: every sequence once, equal work, no circles. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/data/placement.h"
+#include "tests/test.h"
+
+/* Rows of a quarter to all of `most` tokens a rank; 1 us a token and, of a whole row of one
+ * sequence, an eighth more for attention. Groups pay a tenth for their messages. */
+static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
+    ml_placement_costs costs = {.ranks = ranks, .count = sizes};
+    for (int g = 0; g < sizes; g++) {
+        ml_group_cost *group = &costs.group[g];
+        group->ranks = (int64_t)1 << g;
+        group->count = 4;
+        for (int i = 0; i < 4; i++) {
+            int64_t tokens = g ? most / 2 + most / 8 * (i + 1) : most / 4 * (i + 1);
+            double linear = 1e-6 * (double)tokens * (g ? 1.1 : 1);
+            double attention = linear / 8 * (double)(tokens * group->ranks) / (double)most;
+            group->row[i] = (ml_row_cost){tokens, linear + attention, attention};
+        }
+    }
+    return costs;
+}
+
+/* Documents of lognormal lengths (mean 1024, sigma 1.5) from 128 to `longest`, cut at the ends of
+ * rows of as many tokens. */
+static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int64_t longest) {
+    int32_t *documents = ML_NEW_ARRAY(arena, int32_t, rows * longest), number = 0;
+    for (int64_t at = 0, left = 0; at < rows * longest; at++, left--) {
+        while (left == 0) {
+            double u = (rand_r(&seed) + 1.0) / (RAND_MAX + 2.0),
+                   v = rand_r(&seed) / (double)RAND_MAX;
+            double normal = sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+            double length = exp(log(1024) - 1.125 + 1.5 * normal);
+            left = length >= 128 && length <= (double)longest ? (int64_t)length : 0;
+            number++;
+        }
+        documents[at] = number;
+    }
+    return documents;
+}
+
+/* Each token of the step is in one microbatch, and each microbatch on a row that is long enough. */
+static void check_complete(const ml_placement_costs *costs, const ml_step_placement *p,
+                           ml_arena *arena) {
+    unsigned char *seen = ML_NEW_ARRAY(arena, unsigned char, p->tokens);
+    int64_t wrong = 0, missing = 0;
+    for (uint32_t i = 0; i < p->microbatches.count; i++) {
+        const ml_microbatch *m = &p->microbatches.at[i];
+        const ml_group_cost *group = &costs->group[m->group];
+        int64_t used = 0;
+        wrong += m->rank % group->ranks != 0 || m->rank + group->ranks > costs->ranks;
+        wrong += i > 0 && m->group > m[-1].group; /* larger groups come first */
+        for (uint32_t k = 0; k < m->sequences; k++) {
+            const ml_sequence *s = &p->sequence[m->first + k];
+            for (int64_t t = 0; t < s->length; t++) wrong += seen[s->start + t]++;
+            used += s->length;
+        }
+        wrong += used > group->row[m->row].tokens * group->ranks;
+        wrong += m->row > 0 && used <= group->row[m->row - 1].tokens * group->ranks;
+    }
+    for (int64_t t = 0; t < p->tokens; t++) missing += !seen[t];
+    CHECK_EQ_INT(wrong, 0);
+    CHECK_EQ_INT(missing, 0);
+}
+
+static double imbalance(const ml_placement_costs *costs, const ml_step_placement *p) {
+    double most = 0, sum = 0;
+    for (int64_t r = 0; r < costs->ranks; r++) {
+        if (p->seconds[r] > most) most = p->seconds[r];
+        sum += p->seconds[r];
+    }
+    return most / (sum / (double)costs->ranks) - 1;
+}
+
+TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
+    static const struct {
+        int64_t ranks, longest;
+        int sizes;
+        double most_uneven, most_filling;
+    } cases[] = {{1, 2048, 1, 0, 0.06},
+                 {2, 4096, 2, 0.05, 0.06},
+                 {8, 8192, 3, 0.05, 0.06},
+                 {64, 8192, 3, 0.04, 0.06}};
+    ml_arena *arena = ml_arena_new();
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const int64_t most = 2048, microbatches = 8;
+        int64_t ranks = cases[c].ranks, rows = ranks * microbatches * most / cases[c].longest;
+        ml_placement_costs costs = costs_of(ranks, most, cases[c].sizes);
+        double uneven = 0, filling = 0;
+        for (unsigned seed = 1; seed <= 5; seed++) {
+            ml_arena_reset(arena);
+            int32_t *documents = draw_documents(arena, seed, rows, cases[c].longest);
+            ml_step_placement p;
+            ml_placement_make(arena, &costs, documents, rows, cases[c].longest, &p);
+            check_complete(&costs, &p, arena);
+            uneven += imbalance(&costs, &p) / 5;
+            filling += (1 - (double)p.tokens / (double)p.computed) / 5;
+        }
+        printf("%lld ranks: busiest %.3f above the average, %.3f filling\n", (long long)ranks,
+               uneven, filling);
+        CHECK(uneven <= cases[c].most_uneven);
+        CHECK(filling <= cases[c].most_filling);
+    }
+    ml_arena_free(arena);
+}
+
+/* Ranks without sequences begin their sums, too; a row is filled up with what no loss counts. */
+TEST(data, a_placement_fills_rows_up) {
+    ml_placement_costs costs = costs_of(4, 64, 1);
+    int32_t documents[16] = {5, 5, 5, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7}, tokens[16],
+            targets[16], positions[16];
+    int32_t out[4][16];
+    ml_arena *arena = ml_arena_new();
+    ml_step_placement p;
+    for (int i = 0; i < 16; i++)
+        tokens[i] = i, targets[i] = i + 1, positions[i] = i < 5 ? i : i - 5;
+    ml_placement_make(arena, &costs, documents, 1, 16, &p);
+    CHECK_EQ_INT(p.microbatches.count, 4);
+    int64_t sequences = 0;
+    for (uint32_t i = 0; i < 4; i++) sequences += p.microbatches.at[i].sequences;
+    CHECK_EQ_INT(sequences, 2);
+    const ml_microbatch *m = p.microbatches.at;
+    while (m->sequences == 0 || p.sequence[m->first].length != 11) m++;
+    ml_placement_fill(&p, m, &(ml_token_rows){tokens, targets, documents, positions}, 16,
+                      &(ml_token_rows){out[0], out[1], out[2], out[3]});
+    for (int i = 0; i < 11; i++)
+        CHECK(out[0][i] == 5 + i && out[1][i] == 6 + i && out[2][i] == 0 && out[3][i] == i);
+    for (int i = 11; i < 16; i++) CHECK(out[1][i] == -1 && out[2][i] > 0);
+    ml_arena_free(arena);
+}

@@ -1,0 +1,246 @@
+/* The placement of a step's sequences on groups of ranks, for stdlib/dynamic.lua. */
+#include "runtime/data/placement.h"
+
+#include <string.h>
+
+#include "runtime/graph/by_sequence.h"
+#include "vm/vm.h"
+
+typedef struct {
+    ml_placement_costs costs;
+    ml_arena *arena; /* of the plan; reset for each */
+    ml_step_placement plan;
+    int64_t rank, mine; /* this rank; its microbatches */
+} placement;
+
+static const char *const placement_class = "placement";
+
+static placement *check_placement(lua_State *L) {
+    return luaL_checkudata(L, 1, placement_class);
+}
+
+static int placement_gc(lua_State *L) {
+    placement *p = check_placement(L);
+    if (p->arena) ml_arena_free(p->arena);
+    p->arena = NULL;
+    return 0;
+}
+
+static int64_t integer_of(lua_State *L, const char *name) {
+    lua_getfield(L, -1, name);
+    int64_t value = vm_integer(L, -1, name);
+    lua_pop(L, 1);
+    return value;
+}
+
+static double number_of(lua_State *L, const char *name) {
+    lua_getfield(L, -1, name);
+    double value = luaL_checknumber(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+/* The group at the top of the stack: {ranks =, rows = {{tokens =, seconds =, attention =}, ...}}.
+ */
+static void read_group(lua_State *L, ml_group_cost *group) {
+    group->ranks = integer_of(L, "ranks");
+    lua_getfield(L, -1, "rows");
+    group->count = (int)vm_table_length(L, lua_gettop(L));
+    if (group->count < 1 || group->count > ML_ROW_SIZES)
+        vm_fail(L, NULL, "a group has 1 to %d rows", ML_ROW_SIZES);
+    for (int i = 0; i < group->count; i++) {
+        lua_rawgeti(L, -1, i + 1);
+        group->row[i] = (ml_row_cost){integer_of(L, "tokens"), number_of(L, "seconds"),
+                                      number_of(L, "attention")};
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}
+
+static int core_placement(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    placement *p = lua_newuserdatauv(L, sizeof *p, 0);
+    *p = (placement){0};
+    luaL_setmetatable(L, placement_class);
+    p->arena = ml_arena_new();
+    if (!p->arena) vm_fail(L, NULL, "not enough host memory for a placement");
+    lua_pushvalue(L, 1);
+    p->costs.ranks = integer_of(L, "ranks");
+    p->rank = integer_of(L, "rank");
+    lua_getfield(L, -1, "groups");
+    p->costs.count = (int)vm_table_length(L, lua_gettop(L));
+    if (p->costs.count < 1 || p->costs.count > ML_GROUP_SIZES)
+        vm_fail(L, NULL, "a placement has 1 to %d sizes of groups", ML_GROUP_SIZES);
+    for (int i = 0; i < p->costs.count; i++) {
+        lua_rawgeti(L, -1, i + 1);
+        read_group(L, &p->costs.group[i]);
+        lua_pop(L, 1);
+    }
+    lua_settop(L, 2);
+    return 1;
+}
+
+typedef struct {
+    placement *p;
+    const vm_host *documents;
+} make_call;
+
+static void make(void *argument) {
+    make_call *call = argument;
+    placement *p = call->p;
+    ml_arena_reset(p->arena);
+    ml_placement_make(p->arena, &p->costs, call->documents->data, call->documents->dims[0],
+                      call->documents->dims[1], &p->plan);
+}
+
+static bool is_mine(const placement *p, const ml_microbatch *m) {
+    return p->rank >= m->rank && p->rank < m->rank + p->costs.group[m->group].ranks;
+}
+
+static const vm_host *check_rows(lua_State *L, int at) {
+    const vm_host *host = vm_to_host(L, at);
+    if (!host || host->dtype != ML_I32 || host->rank != 2)
+        vm_fail(L, NULL, "a placement is of two-dimensional i32 host arrays");
+    return host;
+}
+
+static int placement_plan(lua_State *L) {
+    make_call call = {check_placement(L), check_rows(L, 2)};
+    placement *p = call.p;
+    double begin = vm_profile_clock(L), busiest = 0, sum = 0;
+    vm_protect(L, make, &call);
+    vm_profile_span(L, "placement", begin);
+    lua_newtable(L);
+    lua_Integer count = 0;
+    for (uint32_t i = 0; i < p->plan.microbatches.count; i++) {
+        const ml_microbatch *m = &p->plan.microbatches.at[i];
+        if (!is_mine(p, m)) continue;
+        lua_createtable(L, 0, 3);
+        vm_set_integer(L, "group", m->group + 1);
+        vm_set_integer(L, "row", m->row + 1);
+        vm_set_integer(L, "at", i);
+        lua_rawseti(L, -2, ++count);
+    }
+    for (int64_t r = 0; r < p->costs.ranks; r++) {
+        sum += p->plan.seconds[r];
+        if (p->plan.seconds[r] > busiest) busiest = p->plan.seconds[r];
+    }
+    lua_createtable(L, 0, 5);
+    vm_set_number(L, "busiest", busiest);
+    vm_set_number(L, "mean", sum / (double)p->costs.ranks);
+    vm_set_integer(L, "tokens", p->plan.tokens);
+    vm_set_integer(L, "computed", p->plan.computed);
+    vm_set_integer(L, "microbatches", p->plan.microbatches.count);
+    return 2;
+}
+
+/* The four arrays of a table at `at`. */
+static ml_token_rows rows_of(lua_State *L, int at, int64_t *count) {
+    static const char *const names[] = {"tokens", "targets", "documents", "positions"};
+    int32_t *data[4];
+    for (int i = 0; i < 4; i++) {
+        lua_getfield(L, at, names[i]);
+        const vm_host *host = check_rows(L, -1);
+        data[i] = host->data;
+        if (i > 0 && host->count != *count) vm_fail(L, NULL, "rows differ in length");
+        *count = host->count;
+        lua_pop(L, 1);
+    }
+    return (ml_token_rows){data[0], data[1], data[2], data[3]};
+}
+
+static int placement_fill(lua_State *L) {
+    placement *p = check_placement(L);
+    int64_t at = vm_integer(L, 2, "the microbatch"), all, length;
+    ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
+    ml_microbatch nothing = {0}, *m = &nothing; /* at < 0: a row of filling */
+    if (at >= 0) {
+        if (at >= p->plan.microbatches.count) vm_fail(L, NULL, "there is no such microbatch");
+        m = &p->plan.microbatches.at[at];
+    }
+    if (at >= 0 &&
+        (p->plan.tokens != all ||
+         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != length))
+        vm_fail(L, NULL, "the rows are not those of the placement");
+    ml_placement_fill(&p->plan, m, &from, length, &to);
+    return 0;
+}
+
+static int placement_window(lua_State *L) {
+    check_placement(L);
+    int64_t row = vm_integer(L, 2, "the row"), all, length;
+    ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
+    if (row < 0 || length < 1 || row >= all / length) vm_fail(L, NULL, "there is no such row");
+    size_t bytes = sizeof(int32_t) * (size_t)length;
+    memcpy(to.tokens, from.tokens + row * length, bytes);
+    memcpy(to.targets, from.targets + row * length, bytes);
+    memcpy(to.documents, from.documents + row * length, bytes);
+    memcpy(to.positions, from.positions + row * length, bytes);
+    return 0;
+}
+
+typedef struct {
+    const ml_graph *graph;
+    ml_ref *roots;
+    int count;
+    ml_axis batch, seq;
+    ml_ref documents;
+    ml_across_sequences found;
+} check_call;
+
+static void find_across(void *argument) {
+    check_call *c = argument;
+    c->found =
+        ml_find_across_sequences(c->graph, c->roots, c->count, c->batch, c->seq, c->documents);
+}
+
+/* core.check_by_sequence(roots, batch, seq, documents): raise at the line that makes a loss more
+ * than a sum over sequences. */
+static int core_check_by_sequence(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 4);
+    check_call c = {.graph = vm_of(L)->graph, .count = (int)vm_table_length(L, 1)};
+    c.roots = lua_newuserdatauv(L, sizeof *c.roots * (size_t)(c.count + 1), 0);
+    for (int i = 0; i < c.count; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        c.roots[i] = vm_tensor(L, -1, "a root");
+        lua_pop(L, 1);
+    }
+    c.batch = vm_axis_id(L, 2, "the batch");
+    c.seq = vm_axis_id(L, 3, "the sequences' axis");
+    c.documents = vm_tensor(L, 4, "the documents");
+    vm_protect(L, find_across, &c);
+    if (!c.found.node) return 0;
+    return vm_fail_with(L, &c.found.node, 1,
+                        "a number for cp has every rank split all sequences alike",
+                        "cp=\"dynamic\" places sequences anywhere, which \"%s\" does not allow: %s",
+                        ml_ops[ml_graph_node(c.graph, c.found.node)->op].name, c.found.why);
+}
+
+static const vm_entry functions[] = {
+    {"check_by_sequence", core_check_by_sequence,
+     "roots: Tensor[], batch: Axis, seq: Axis, documents: Tensor",
+     "raise where roots are not sums over the sequences of a batch, each by itself"},
+    {"placement", core_placement,
+     "costs: {ranks: integer, rank: integer, groups: table} -> Placement",
+     "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
+     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending"},
+    {0}};
+static const vm_entry methods[] = {
+    {"plan", placement_plan, "documents: Host -> table[], table",
+     "this rank's microbatches of the step whose documents these are: the positions of their group "
+     "and row in the costs, and `at` for fill; and the seconds of the busiest rank and the mean, "
+     "tokens, and those with what fills rows up"},
+    {"fill", placement_fill, "at: integer, from: table<string, Host>, to: table<string, Host>",
+     "write a microbatch's row: tokens, targets, documents and positions; below 0: one of filling "
+     "alone"},
+    {"window", placement_window, "row: integer, from: table<string, Host>, to: table<string, Host>",
+     "copy a row of a step as it is"},
+    {0}};
+
+void vm_placement_register(lua_State *L) {
+    vm_register(L, functions);
+    vm_new_class(L, placement_class, methods, NULL, placement_gc);
+    lua_pop(L, 1);
+}
