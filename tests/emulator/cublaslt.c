@@ -48,6 +48,7 @@ static double get(const void *memory, cudaDataType type, int64_t i) {
     if (type == CUDA_R_32F) return (double)((const float *)memory)[i];
     if (type == CUDA_R_8F_E4M3) return small_float(((const uint8_t *)memory)[i], 3);
     if (type == CUDA_R_8F_E5M2) return small_float(((const uint8_t *)memory)[i], 2);
+    if (type == CUDA_R_16F) return (double)((const _Float16 *)memory)[i];
     bits = (uint32_t)((const uint16_t *)memory)[i] << 16;
     memcpy(&value, &bits, sizeof value);
     return (double)value;
@@ -61,6 +62,8 @@ static void put(void *memory, cudaDataType type, int64_t i, double value) {
         ((double *)memory)[i] = value;
     else if (type == CUDA_R_32F)
         ((float *)memory)[i] = narrow;
+    else if (type == CUDA_R_16F)
+        ((_Float16 *)memory)[i] = (_Float16)narrow;
     else
         ((uint16_t *)memory)[i] =
             narrow != narrow ? 0x7fff : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

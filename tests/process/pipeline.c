@@ -148,20 +148,25 @@ PROCESS_TEST(slots_in_bf16_in_layouts) {
     }
 }
 
-/* A microbatch's maxima are those of all ranks: layouts move losses and norms by what rounding in
- * another order moves them, which falls on values at a step of 8-bit floats. */
+/* A microbatch's maxima are those of all ranks. Where a layout sums nothing in another order before
+ * a value is rounded, results are those of one rank; where it does, last bits of bf16 fall on other
+ * steps of 8-bit floats, which are 16 times as wide. */
 PROCESS_TEST(fp8_in_layouts) {
     static const char settings[] =
         "\"$ROOT/models/llama.lua\" --dtype fp8 layers=2 embed=64 heads=4 "
         "kv_heads=2 ffn=128 seq=32 batch=8 accum=2 steps=3 warmup=1 "
         "sample=0 ";
-    static const char *const layouts[] = {"-n 2 --mesh dp=2 layout=fsdp", "-n 2 --mesh cp=2",
-                                          "-n 4 --mesh pp=2,tp=2"};
+    static const struct {
+        const char *layout;
+        double bound;
+    } layouts[] = {{"-n 2 --mesh dp=2 layout=fsdp", 1e-6},
+                   {"-n 2 --mesh cp=2", 1e-2},
+                   {"-n 4 --mesh pp=2,tp=2", 1e-2}};
     process_step *one = process_train(room, 3, "", settings);
     for (int i = 0; i < 3; i++) {
         char several[300];
-        snprintf(several, sizeof several, "%s %s", settings, layouts[i]);
-        process_compare(process_train(room, 3, "", several), one, 3, 6e-3, several);
+        snprintf(several, sizeof several, "%s %s", settings, layouts[i].layout);
+        process_compare(process_train(room, 3, "", several), one, 3, layouts[i].bound, several);
     }
 }
 

@@ -199,11 +199,12 @@ static ml_ref value_of(const state *s, ml_ref n) {
 static ml_ref most_of(state *s, ml_ref n) {
     ml_graph *to = s->r->to;
     if (s->most[n]) return s->most[n];
-    const ml_ref value = value_of(s, n);
+    /* In f32: a kernel that computes a maximum of bf16 divides by it as it is, and stores it
+     * rounded for the products, whose results would be off by as much. */
+    const ml_ref value = ml_cast(to, value_of(s, n), ML_F32);
     const ml_type type = *ml_graph_type(to, value);
-    const ml_ref most =
-        ml_reduce(to, ML_OP_MAX, ml_map1(to, ML_OP_ABS, value), type.axis, type.rank);
-    return s->most[n] = ml_cast(to, most, ML_F32);
+    return s->most[n] =
+               ml_reduce(to, ML_OP_MAX, ml_map1(to, ML_OP_ABS, value), type.axis, type.rank);
 }
 
 /* max |x| over all that share n's scale; not so small that a scale would overflow. */
