@@ -51,7 +51,7 @@ OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
 TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*/*.c))
 # The core: script graphs to plans, and the interpreter, without pipelines, ranks, devices and kernel files.
-CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph ops/* passes shard plan)) codegen/lower/*.c codegen/emit/*.c)
+CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph ops ops/* passes shard plan)) codegen/lower/*.c codegen/emit/*.c)
 CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
               $(filter-out %/golden.c %/every.c %/kernels.c %/attention.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)

@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "runtime/base/machine.h"
+#include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/quantize/scale_products.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
 

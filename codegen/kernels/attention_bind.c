@@ -1,5 +1,6 @@
 /* The parameters that all kernels of attention share: sizes, strides, masks, the score function. */
 #include "codegen/kernels/attention.h"
+#include "runtime/ops/attention/attention.h"
 
 int64_t attention_divide_up(int64_t n, int64_t by) {
     return (n + by - 1) / by;

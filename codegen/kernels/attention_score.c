@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "codegen/kernels/attention.h"
+#include "runtime/ops/attention/attention.h"
 
 enum {
     BY_SCORE = 1,

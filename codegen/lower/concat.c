@@ -67,16 +67,16 @@ static bool address_of(lowering *l, const lower_group *group, const lower_access
     return true;
 }
 
-/* Whether only attention reads n, which takes its operands with any strides. */
-static bool serves_attention(const lowering *l, ml_ref n) {
+/* Whether only routines read n that take their operands with any strides. */
+static bool serves_routines(const lowering *l, ml_ref n) {
     bool any = false;
     for (uint32_t i = l->first_user[n]; i < l->first_user[n + 1]; i++) {
         ml_ref user = l->user[i];
         int op = ml_graph_node(l->g, user)->op;
         if (!l->info[user].reached) continue;
         bool moves = ml_op_is(op, ML_RELABEL | ML_BIJECTIVE);
-        if (!ml_op_attends(op) &&
-            (!moves || lower_in_memory(l, user) || !serves_attention(l, user)))
+        if (!lower_routines[op].any_strides &&
+            (!moves || lower_in_memory(l, user) || !serves_routines(l, user)))
             return false;
         any = true;
     }
@@ -215,7 +215,7 @@ static void propose(overlays *all, ml_ref n) {
     const lower_info *info = &l->info[n];
     overlay o = {.node = n, .fits = true};
     if (!info->reached || info->role != LOWER_CONCAT || info->pinned || info->layout != 0) return;
-    if (info->value != LOWER_NONE || info->storage != LOWER_NONE || !serves_attention(l, n)) return;
+    if (info->value != LOWER_NONE || info->storage != LOWER_NONE || !serves_routines(l, n)) return;
     o.group = group_of(l, n);
     if (o.group == 0) return;
     const lower_group *group = &l->groups.at[o.group];

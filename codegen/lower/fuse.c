@@ -277,7 +277,7 @@ static ml_ref narrow_of(const lowering *l, ml_ref n) {
 }
 
 /* Whether rows of `axis` are contiguous in n, at multiples of 16 bytes. */
-static bool has_rows(lowering *l, ml_ref n, ml_axis axis) {
+bool fuse_has_rows(lowering *l, ml_ref n, ml_axis axis) {
     const ml_type *type = ml_graph_type(l->g, n);
     lower_view view;
     if (!views_of(l, n, &view)) { /* what it is computed of is not in memory yet */
@@ -288,22 +288,6 @@ static bool has_rows(lowering *l, ml_ref n, ml_axis axis) {
     int64_t odd = view.offset;
     for (int i = 0; i < type->rank; i++) odd |= type->axis[i] == axis ? 0 : view.stride[i];
     return odd % 8 == 0 && views_axis_stride(type, view.stride, axis) == 1;
-}
-
-/* Tensor cores' kernels of attention read whole rows: other operands are copied. */
-static void require_rows(lowering *l, ml_ref n) {
-    ml_attention_args args;
-    ml_attention_read(l->g, n, &args);
-    bool gradient = ml_graph_node(l->g, n)->op == ML_OP_ATTENTION_GRAD;
-    for (int i = 0; i < (gradient ? 6 : 3); i++) {
-        ml_ref source = ml_graph_source(l->g, n, i);
-        const ml_type *type = ml_graph_type(l->g, source);
-        int at = ml_type_find(type, args.head_dim); /* sums of exponentials have none */
-        if (at < 0 || type->size[at] % 8 != 0 || type->dtype != ML_BF16) continue;
-        bool moves = ml_ops[ml_graph_node(l->g, source)->op].op_class == ML_CLASS_MOVE;
-        if (moves && !lower_in_memory(l, source) && !has_rows(l, source, args.head_dim))
-            l->info[source].role = LOWER_ROOT;
-    }
 }
 
 void fuse_roles(lowering *l) {
@@ -326,8 +310,7 @@ void fuse_roles(lowering *l) {
         const ml_node *node = ml_graph_node(l->g, n);
         if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE || node->op == ML_OP_OUT)
             continue;
-        bool attends = ml_op_attends(node->op);
-        if (attends && l->target->kind == ML_TARGET_CUDA) require_rows(l, n);
+        if (lower_routines[node->op].require) lower_routines[node->op].require(l, n);
         bool strided = node->op == ML_OP_RECURRENCE && lower_one_kernel(l, n);
         const bool product = node->op == ML_OP_DOT;
         for (int i = 0; i < node->source_count; i++)

@@ -10,6 +10,7 @@
 
 #include "codegen/kernel.h"
 #include "runtime/graph/collectives.h"
+#include "runtime/ops/attention/attention.h"
 
 typedef enum {
     ML_STORAGE_TEMPORARY,

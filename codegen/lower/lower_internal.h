@@ -279,7 +279,21 @@ void gemm_step(lowering *l, lower_group *group);
 /* kernel.c, opaque.c: groups to steps. */
 void lower_kernel_step(lowering *l, lower_group *group);
 void lower_opaque_step(lowering *l, lower_group *group);
+/* The step of n on its operands and outputs, for routines.c. `missing`: the type of outputs that no
+ * node names; NULL: as the op's interface says. */
+ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n, const ml_type *missing);
+/* How a routine of runtime/ops becomes a step (routines.c); a row of NULLs for other ops. */
+typedef struct {
+    void (*step)(lowering *l, ml_ref n);
+    /* While roles are decided: gives operands that its kernels cannot read as they are a place of
+     * their own in memory; NULL: they read all. */
+    void (*require)(lowering *l, ml_ref n);
+    bool any_strides; /* reads operands with any strides */
+} lower_routine;
+extern const lower_routine lower_routines[ML_OP_COUNT];
 void lower_recurrence_step(lowering *l, ml_ref n); /* loop.c */
+/* Whether rows of n along `axis` lie in memory one element after another, aligned to 16 bytes. */
+bool fuse_has_rows(lowering *l, ml_ref n, ml_axis axis);
 /* recurrence.c: whether one kernel serves a recurrence. */
 bool lower_one_kernel(lowering *l, ml_ref n);
 /* Of a recurrence's history that is not stored: the result that has the states after each position,

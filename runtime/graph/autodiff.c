@@ -5,11 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/ops/cached_attention/cached_attention.h"
-#include "runtime/ops/conv/conv.h"
-#include "runtime/ops/linear_scan/linear_scan.h"
-#include "runtime/ops/ragged/ragged.h"
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/graph/gradient.h"
+#include "runtime/graph/op_interface.h"
 
 /* A node that the roots reach. */
 typedef struct {
@@ -20,12 +17,12 @@ typedef struct {
 } entry;
 
 /* One vector-Jacobian product over the part of `graph` that its roots reach. */
-typedef struct {
+struct tape {
     ml_graph *graph;
     ml_arena *scratch;
     ml_index index; /* node to entry */
     ML_VEC(entry) entries;
-} tape;
+};
 
 typedef struct {
     const ml_ref *roots, *cotangents;
@@ -95,7 +92,7 @@ static void mark_needs(tape *t, const product *p) {
     }
     for (uint32_t i = t->entries.count; i-- > 0;) {
         entry *e = &t->entries.at[i];
-        bool several = ml_graph_node(t->graph, e->node)->op == ML_OP_RECURRENCE; /* results */
+        bool several = ml_ops[ml_graph_node(t->graph, e->node)->op].outputs != 1;
         if (e->needs || !(several || is_float(t->graph, e->node))) continue;
         const ml_node *node = ml_graph_node(t->graph, e->node);
         if (node->op == ML_OP_STOP_GRADIENT) continue;
@@ -315,18 +312,51 @@ static ml_ref merge_back(ml_graph *G, ml_ref n, ml_ref g) {
                     ml_type_size(type, AXIS(1)));
 }
 
-/* Through the definition of an attention or a linear scan: for gradients of captured tensors or of
- * the logsumexp, and for second derivatives. */
-static void definition_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+/* Of output i >= 1: its op's rule takes the cotangents of all outputs. */
+static void out_rule(tape *t, ml_ref n, ml_ref g) {
+    entry *e = find(t, ml_graph_source(t->graph, n, 0));
+    accumulate(t->graph, &e->gradient[ml_graph_args(t->graph, n)[0]], g);
+}
+
+/* No two indices are equal. */
+static void write_rows_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_ref index = ml_graph_source(G, n, 1), value = ml_graph_source(G, n, 2);
+    ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];
+    ml_type type = *ml_graph_type(G, value);
+    ml_ref none = ml_broadcast(G, ml_const(G, (ml_dtype)type.dtype, 0), &type);
+    GIVE(0, ml_write_rows(G, g, index, none, axis));
+    GIVE(2, ml_permute(G, ml_gather(G, g, index, axis), &type));
+}
+
+/* ---- For the interfaces of ops (gradient.h) ---------------------------------------------------
+ */
+
+ml_graph *gradient_graph(const tape *t) {
+    return t->graph;
+}
+ml_arena *gradient_scratch(const tape *t) {
+    return t->scratch;
+}
+bool gradient_wants(const tape *t, ml_ref n, int i) {
+    return wants(t, n, i);
+}
+void gradient_give(tape *t, ml_ref n, int i, ml_ref x) {
+    GIVE(i, x);
+}
+
+void gradient_pull_back(void *context, const ml_ref *roots, const ml_ref *cotangents,
+                        int root_count, const ml_ref *wrt, int wrt_count, ml_ref *gradients) {
+    tape *t = context;
+    product p = {roots, cotangents, root_count, wrt, wrt_count, true};
+    backward(t->graph, t->scratch, &p, gradients);
+}
+
+void gradient_of_definition(tape *t, ml_ref n, const ml_ref *cotangents) {
     ml_graph *G = t->graph;
     ml_ref outputs[ML_MAX_OUTPUTS], roots[ML_MAX_OUTPUTS], given[ML_MAX_OUTPUTS];
     int count = ml_graph_node(G, n)->source_count, output_count = ml_op_outputs(G, n), used = 0;
-    if (ml_op_is_linear_scan((ml_op)ml_graph_node(G, n)->op))
-        ml_linear_scan_decompose(G, n, outputs);
-    else if (ml_graph_node(G, n)->op == ML_OP_CACHED_ATTENTION)
-        outputs[0] = ml_cached_attention_decompose(G, n);
-    else
-        ml_attention_decompose(G, n, outputs);
+    ml_op_interface_of((ml_op)ml_graph_node(G, n)->op)->define(G, n, outputs);
     for (int i = 0; i < output_count; i++)
         if (cotangents[i]) {
             ml_type type = *ml_graph_type(G, outputs[i]);
@@ -341,14 +371,7 @@ static void definition_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
         if (gradients[i] && !contains(sources, i, sources[i])) GIVE(i, gradients[i]);
 }
 
-/* Of output i >= 1: its op's rule takes the cotangents of all outputs. */
-static void out_rule(tape *t, ml_ref n, ml_ref g) {
-    entry *e = find(t, ml_graph_source(t->graph, n, 0));
-    accumulate(t->graph, &e->gradient[ml_graph_args(t->graph, n)[0]], g);
-}
-
-/* The first PARAM node with this index that `root` reaches; 0 where there is none. */
-static ml_ref find_param(tape *t, ml_ref root, int64_t index) {
+ml_ref gradient_parameter(tape *t, ml_ref root, int64_t index) {
     tape function = {.graph = t->graph, .scratch = t->scratch, .index = {.arena = t->scratch}};
     collect(&function, &(product){.roots = &root, .root_count = 1});
     for (uint32_t i = 0; i < function.entries.count; i++) {
@@ -358,86 +381,6 @@ static ml_ref find_param(tape *t, ml_ref root, int64_t index) {
             return node;
     }
     return 0;
-}
-
-/* d loss / d s before the score function, from PARAM(1 + captured) = d loss / d s after it. */
-static ml_ref score_derivative(tape *t, ml_ref score, int captured) {
-    ml_graph *G = t->graph;
-    ml_type type = *ml_graph_type(G, score);
-    int64_t index = 1 + captured;
-    ml_ref cotangent = ml_graph_add(G, ML_OP_PARAM, NULL, 0, &index, 1, &type);
-    ml_ref raw = find_param(t, score, 0), derivative = 0;
-    if (raw) {
-        product inner = {&score, &cotangent, 1, &raw, 1, true};
-        backward(G, t->scratch, &inner, &derivative);
-    }
-    return derivative ? derivative : ml_broadcast(G, ml_const(G, type.dtype, 0), &type);
-}
-
-static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
-    ml_graph *G = t->graph;
-    int count = ml_graph_node(G, n)->source_count;
-    int captured = ml_attention_captured(G, n);
-    bool plain = cotangents[0] && !cotangents[1];
-    for (int i = captured; i < count; i++) plain = plain && !wants(t, n, i);
-    if (!plain) {
-        definition_rule(t, n, cotangents);
-        return;
-    }
-    ml_attention_args args;
-    ml_attention_read(G, n, &args);
-    if (args.score) args.derivative = score_derivative(t, args.score, count - captured);
-    ml_ref *sources = ML_NEW_ARRAY(t->scratch, ml_ref, count + 3);
-    memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
-    memmove(sources + 6, sources + 3, sizeof(ml_ref) * (size_t)(count - 3));
-    sources[3] = n, sources[4] = ml_out(G, n, 1), sources[5] = cotangents[0];
-    ml_ref grad = ml_attention_grad(G, sources, count + 3, &args);
-    GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
-}
-
-/* No two indices are equal. */
-static void write_rows_rule(tape *t, ml_ref n, ml_ref g) {
-    ml_graph *G = t->graph;
-    ml_ref index = ml_graph_source(G, n, 1), value = ml_graph_source(G, n, 2);
-    ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];
-    ml_type type = *ml_graph_type(G, value);
-    ml_ref none = ml_broadcast(G, ml_const(G, (ml_dtype)type.dtype, 0), &type);
-    GIVE(0, ml_write_rows(G, g, index, none, axis));
-    GIVE(2, ml_permute(G, ml_gather(G, g, index, axis), &type));
-}
-
-static void linear_scan_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
-    ml_graph *G = t->graph;
-    ml_linear_scan scan;
-    ml_linear_scan_read(G, n, &scan);
-    int count = ml_graph_node(G, n)->source_count;
-    ml_ref sources[LINEAR_SCAN_MOST_SOURCES + 2];
-    memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
-    for (int i = 0; i < 2; i++) {
-        ml_type type;
-        ml_linear_scan_type(G, n, i, &type);
-        ml_ref none = ml_broadcast(G, ml_const(G, (ml_dtype)type.dtype, 0), &type);
-        sources[count + i] = cotangents[i] ? cotangents[i] : none;
-    }
-    ml_ref grad = ml_linear_scan_grad(G, sources, &scan);
-    for (int i = 0; i < count; i++) GIVE(i, ml_out(G, grad, i));
-}
-
-static void pull_back(void *context, const ml_ref *roots, const ml_ref *cotangents, int root_count,
-                      const ml_ref *wrt, int wrt_count, ml_ref *gradients) {
-    tape *t = context;
-    product p = {roots, cotangents, root_count, wrt, wrt_count, true};
-    backward(t->graph, t->scratch, &p, gradients);
-}
-
-static void recurrence_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
-    int count = ml_graph_node(t->graph, n)->source_count;
-    bool *wanted = ML_NEW_ARRAY(t->scratch, bool, count);
-    ml_ref *gradients = ML_NEW_ARRAY(t->scratch, ml_ref, count);
-    for (int i = 0; i < count; i++) wanted[i] = wants(t, n, i);
-    ml_recurrence_gradient(t->graph, n, cotangents, wanted, pull_back, t, gradients);
-    for (int i = 0; i < count; i++)
-        if (gradients[i]) GIVE(i, gradients[i]);
 }
 
 static _Noreturn void after_sharding(ml_op op) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/graph/op_interface.h"
 
 /* Flags that are part of a node's identity. */
 enum { IDENTITY = ML_NODE_COPY | ML_NODE_FUNCTION };
@@ -238,11 +239,7 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
     int outputs = ml_ops[node->op].outputs;
     if (outputs >= 0) return outputs;
-    if (node->op == ML_OP_RECURRENCE) /* results of the step, final states, histories */
-        return (int)(2 * (node->arg_count - RECURRENCE_HEAD) - ml_graph_args(g, n)[4] -
-                     ml_graph_args(g, n)[5]);
-    if (node->op == ML_OP_LINEAR_SCAN_GRAD) return node->source_count - 2; /* but dy and dS */
-    return ml_graph_args(g, n)[node->arg_count - 1] ? 2 : 1; /* products by groups: optional */
+    return ml_op_interface_of((ml_op)node->op)->outputs(g, n);
 }
 
 void ml_graph_set_origin(ml_graph *g, const ml_origin *origin) {
@@ -385,8 +382,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
     bool more = (in->op == ML_OP_RANDOM && in->source_count == 2) ||
-                (in->op == ML_OP_DOT && in->source_count == 3) ||
-                (in->op == ML_OP_RAGGED_DOT && in->source_count > info->sources);
+                (in->op == ML_OP_DOT && in->source_count == 3);
     if (info->sources >= 0 && in->source_count != info->sources && !more)
         ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,
                  in->source_count);

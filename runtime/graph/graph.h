@@ -277,46 +277,6 @@ ml_ref ml_scaled_dot(ml_graph *g, ml_ref a, ml_ref b, ml_ref scale, const ml_axi
                      ml_dtype dtype);
 ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 
-/* Attention. Sources: q, k, v, places, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse,
- * do, places, captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq,
- * kv_heads or heads, head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by
- * name)}, in any order. Query head h reads K/V head h / (heads / kv_heads).
- * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
- * (kv > q + offset, offset = kv_size - seq_size) or outside the window (q + offset - kv >= window);
- * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse
- * -infinity). The score function is a root in the same graph that only attention nodes refer to:
- * MAP, IOTA and CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and
- * PARAM(1 + i) = captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) =
- * captured, and PARAM(1 + captured count) = the cotangent.
- * Where q and k are `placed`, they are rows of something longer, from indices on that two i32
- * numbers say: masks and the indices of score functions count from there, and `offset` is the whole
- * attention's. There are no places otherwise. Kernels skip what a mask hides. */
-typedef struct {
-    ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
-    bool causal;
-    int64_t window; /* 0: none */
-    bool placed;
-    int64_t offset; /* 0 where not placed */
-    double scale;
-    ml_ref score;      /* 0: none */
-    ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
-} ml_attention_args;
-ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
-ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count,
-                         const ml_attention_args *args);
-void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
-/* How many pairs of a query and a key the masks leave, where query 0 stands at key `shift`; window
- * 0: none. In closed form: sequences may be too long for a loop over them. Exact to 2^53. */
-double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool causal,
-                          int64_t window);
-/* Which source is the first captured one; the places are the two before it. */
-int ml_attention_captured(const ml_graph *g, ml_ref n);
-/* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */
-void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,
-                             ml_type *out);
-/* The same values from DOT, MAP and REDUCE nodes: outputs[0..] in the order of ml_op_outputs.
- * Serves as the definition, for the reference interpreter and for short sequences. */
-void ml_attention_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);
 /* Inline a function: copy `root` with PARAM(i) replaced by values[i]. */
 ml_ref ml_graph_inline(ml_graph *g, ml_ref root, const ml_ref *values, int count);
 

@@ -6,7 +6,7 @@
 
 /* The operands of a node to be made. `sources` may be rewritten: promotion puts CASTs in. `args`
  * may be reordered (reduced axes are sorted by position). `frozen` forbids both, for verifying. */
-typedef struct {
+typedef struct infer {
     ml_graph *g;
     ml_op op;
     ml_ref *sources;
@@ -19,20 +19,12 @@ typedef struct {
 
 /* Counts and kinds of operands and arguments: mistakes are ours, ML_INTERNAL. */
 void graph_check_shape(const infer *in);
-/* The type of the node; raises ML_INVALID. infer_type knows every op and calls the others. */
+/* The type of the node; raises ML_INVALID. */
 void infer_type(infer *in, ml_type *out);
 void infer_move(infer *in, ml_type *out); /* moves.c */
 void infer_scatter(infer *in, ml_type *out);
 void infer_write_rows(infer *in, ml_type *out);
-void infer_out(infer *in, ml_type *out);       /* types.c */
-void infer_attention(infer *in, ml_type *out); /* attention.c */
-void infer_cached_attention(infer *in, ml_type *out);
-void infer_ragged(infer *in, ml_type *out);      /* ragged.c */
-void infer_conv(infer *in, ml_type *out);        /* conv.c */
-void infer_recurrence(infer *in, ml_type *out);  /* recurrence.c */
-void infer_linear_scan(infer *in, ml_type *out); /* linear_scan.c */
-enum { RECURRENCE_HEAD = 6 };                    /* arguments of a recurrence before its roots */
-void infer_ragged_gated(infer *in, const ml_type *out);
+void infer_out(infer *in, ml_type *out); /* types.c */
 
 /* Raise ML_INVALID with the sources as operands. `help` may be NULL. */
 _Noreturn void infer_raise(const infer *in, const char *help, const char *format, ...)
@@ -54,14 +46,6 @@ void infer_indexed(const infer *in, ml_axis axis, int64_t size);
 /* "batch, seq, embed" in the graph's arena. */
 const char *infer_axes(const infer *in, const ml_type *t);
 
-/* The dtype that attention computes scores in. */
-ml_dtype attention_dtype(ml_dtype dtype);
-/* Raise unless `root` is a marked function of elementwise nodes over PARAMs, params[i] being the
- * type of PARAM i, that gives `score`. */
-void attention_check_function(const infer *in, ml_ref root, const ml_type *params, int count,
-                              const ml_type *score);
-/* The function, marked as one, with every axis and the dtype of the scores; 0 for 0. */
-ml_ref attention_prepare_function(ml_graph *g, ml_ref root, const ml_type *score);
 /* Nodes that `root` reaches through sources, ascending, `root` last; in `arena`. */
 typedef ML_VEC(ml_ref) ml_refs;
 void graph_reach(const ml_graph *g, ml_ref root, ml_arena *arena, ml_refs *out);

@@ -3,7 +3,8 @@
  * Code that treats ops alike asks for a trait or a class. A switch over ops or dtypes has no
  * `default:` (lint refuses it), so that the compiler names each switch that a new row concerns; a
  * switch over the ops of one class converts to that class's enum: ml_leaf_op, ml_map_op,
- * ml_move_op, ml_rest_op (all but elementwise ops and collectives, which have their own table). */
+ * ml_move_op, ml_rest_op (all but elementwise ops and collectives, which have their own table, and
+ * the routines of runtime/ops, which have interfaces). */
 #ifndef ML_OPS_H
 #define ML_OPS_H
 
@@ -66,6 +67,7 @@ typedef enum {
     ML_ROUNDS_ONCE = 1 << 8,
     ML_POSITIVE_A = 1 << 9,
     ML_POSITIVE_B = 1 << 10,
+    ML_WIDENS = 1 << 11,
 } ml_trait;
 
 /* The column ARGS: an op's arguments, one after another. */
@@ -149,10 +151,12 @@ typedef enum {
 #include "runtime/graph/ops.def"
 #undef ML_OP
 } ml_move_op;
-typedef enum { /* all but elementwise ops and collectives */
+typedef enum { /* all but elementwise ops, collectives and the routines of runtime/ops */
+#define ML_ROUTINE(...)
 #define ML_OP(ident, name, op_class, ...) ML_OF_CLASS(REST, op_class, ident)
 #include "runtime/graph/ops.def"
 #undef ML_OP
+#undef ML_ROUTINE
 } ml_rest_op;
 
 /* ---- Questions about ops ---- */
@@ -179,16 +183,6 @@ static inline bool ml_op_moves(ml_op op) {
 /* A view in which each element of the operand is at most once. */
 static inline bool ml_op_selects(ml_op op) {
     return op != ML_OP_BROADCAST && ml_op_is(op, ML_VIEW);
-}
-static inline bool ml_op_attends(ml_op op) {
-    return op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
-}
-static inline bool ml_op_is_linear_scan(ml_op op) {
-    return op == ML_OP_LINEAR_SCAN || op == ML_OP_LINEAR_SCAN_GRAD;
-}
-/* A product of rows by groups. */
-static inline bool ml_op_is_ragged(ml_op op) {
-    return op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
 }
 /* Which operands are summands of a linear op: bit i for operand i; all bits for EACH and JOINT. */
 static inline unsigned ml_op_linear_in(ml_op op) {

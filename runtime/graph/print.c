@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/graph/op_interface.h"
 
 static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
     int64_t bits = ml_graph_args(g, n)[0];
@@ -52,26 +52,13 @@ static void print_named_arg(const ml_graph *g, const ml_op_arg *arg, int64_t val
         ml_text_add(out, arg->kind == ML_ARG_FUNCTION ? "=%%%lld" : "=%lld", (long long)value);
 }
 
-static void print_recurrence(const ml_graph *g, ml_ref n, ml_text *out) {
-    ml_recurrence r;
-    ml_recurrence_read(g, n, &r);
-    const char *names[] = {"next", "stacked", "summed"};
-    const int counts[] = {r.states, r.stacked, r.summed};
-    ml_text_add(out, " %s%s inputs=%d states=%d", ml_axis_name(g, r.axis),
-                r.reverse ? " reverse" : "", r.inputs, r.states);
-    for (int kind = 0, root = 0; kind < 3; kind++) {
-        if (counts[kind]) ml_text_add(out, " %s=", names[kind]);
-        for (int i = 0; i < counts[kind]; i++)
-            ml_text_add(out, "%s%%%u", i ? "," : "", ml_recurrence_root(g, n, root++));
-    }
-}
-
 static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     const ml_node *node = ml_graph_node(g, n);
     const int64_t *args = ml_graph_args(g, n);
     const bool many = ml_op_arg_count(node->op) > 5;
-    if (node->op == ML_OP_RECURRENCE) {
-        print_recurrence(g, n, out);
+    const ml_op_interface *own = ml_op_interfaces[node->op];
+    if (own && own->print) {
+        own->print(g, n, out);
         return;
     }
     for (int i = 0; i < node->arg_count; i++) {

@@ -6,8 +6,7 @@
 
 #include "runtime/graph/convert.h"
 #include "runtime/graph/infer.h"
-#include "runtime/ops/conv/conv.h"
-#include "runtime/ops/ragged/ragged.h"
+#include "runtime/graph/op_interface.h"
 
 uint64_t ml_random_bits(int64_t key, int64_t index) {
     return ml_mix(ml_mix((uint64_t)key, 0), (uint64_t)index);
@@ -162,45 +161,33 @@ static void along_axis(reference_run *r, ml_ref node, ml_ref of, reference_value
     reference_sort(a, axis, out_axis, descending, &values, out);
 }
 
-static void ragged(reference_run *r, ml_ref node, reference_value *out) {
-    const reference_value *sources[4];
-    for (int i = 0; i < 4; i++) sources[i] = value_of(r, node, i);
-    reference_ragged((ml_op)ml_graph_node(r->graph, node)->op, sources,
-                     ml_graph_args(r->graph, node), out);
-}
-
-/* Of the products that RAGGED_OUTER gives. */
-static void squares(reference_run *r, ml_ref of, reference_value *out) {
-    reference_value outer = {.type = *ml_graph_type(r->graph, of)};
-    outer.cells =
-        ml_arena_alloc(r->scratch, sizeof *outer.cells * (size_t)ml_type_elements(&outer.type));
-    ragged(r, of, &outer);
-    reference_ragged_squares(&outer, out);
-}
-
-static void recurrence(reference_run *r, ml_ref of, int output, reference_value *out) {
-    bool linear = ml_op_is_linear_scan((ml_op)ml_graph_node(r->graph, of)->op);
-    const reference_value *values =
-        linear ? reference_linear_scan(r, of) : reference_recurrence(r, of);
-    memcpy(out->cells, values[output].cells,
-           sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+/* Output i of an op of runtime/ops. */
+static void routine(reference_run *r, ml_ref of, int i, reference_value *out) {
+    const ml_op_interface *own = ml_op_interface_of((ml_op)ml_graph_node(r->graph, of)->op);
+    if (own->evaluate) {
+        own->evaluate(r, of, i, out);
+        return;
+    }
+    if (!own->evaluate_all)
+        ml_raise(ML_INTERNAL, "the reference has no definition of %s: ml_decompose replaces it",
+                 ml_ops[ml_graph_node(r->graph, of)->op].name);
+    const reference_value *values = own->evaluate_all(r, of);
+    memcpy(out->cells, values[i].cells, sizeof *out->cells * (size_t)ml_type_elements(&out->type));
 }
 
 /* Computes all outputs at once. */
 static bool keeps_outputs(const ml_graph *g, ml_ref node) {
-    ml_op op = (ml_op)ml_graph_node(g, node)->op;
-    return op == ML_OP_RECURRENCE || ml_op_is_linear_scan(op);
+    const ml_op_interface *own = ml_op_interfaces[ml_graph_node(g, node)->op];
+    return own && own->evaluate_all;
 }
 
 /* Output i >= 1 of an op that has several. */
 static void output(reference_run *r, ml_ref node, reference_value *out) {
     ml_ref of = ml_graph_source(r->graph, node, 0);
-    if (ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER)
-        squares(r, of, out);
-    else if (keeps_outputs(r->graph, of))
-        recurrence(r, of, (int)ml_graph_args(r->graph, node)[0], out);
-    else
+    if (ml_ops[ml_graph_node(r->graph, of)->op].op_class == ML_CLASS_SCAN)
         along_axis(r, node, of, out);
+    else
+        routine(r, of, (int)ml_graph_args(r->graph, node)[0], out);
 }
 
 static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
@@ -237,19 +224,10 @@ static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
         reference_dot(a, b, n->source_count == 3 ? value_of(r, node, 2) : NULL, args, n->arg_count,
                       out);
         return;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
-    case ML_OP_RECURRENCE:
-    case ML_OP_LINEAR_SCAN:
-    case ML_OP_LINEAR_SCAN_GRAD: recurrence(r, node, 0, out); return;
     case ML_OP_SCATTER_ADD: reference_scatter_add(a, b, (ml_axis)args[0], out); return;
     case ML_OP_WRITE_ROWS:
         reference_write_rows(a, b, value_of(r, node, 2), (ml_axis)args[0], out);
         return;
-    case ML_OP_CONV: reference_conv(a, b, args, n->arg_count, out); return;
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD:
-    case ML_OP_CACHED_ATTENTION: break; /* ml_decompose has replaced them */
     }
     ml_raise(ML_INTERNAL, "the reference has no definition of %s", ml_ops[n->op].name);
 }
@@ -258,6 +236,8 @@ void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
     ml_op op = ml_graph_node(r->graph, node)->op;
     if (ml_op_is_map(op))
         elementwise(r, node, out);
+    else if (ml_op_interfaces[op])
+        routine(r, node, 0, out);
     else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
         ml_raise(ML_INTERNAL, "%s needs all ranks", ml_ops[op].name);
     else

@@ -12,7 +12,7 @@ typedef union {
     int64_t integer;
 } reference_cell;
 
-typedef struct {
+typedef struct reference_value {
     ml_type type;
     reference_cell *cells; /* NULL before it is computed and after its last use */
 } reference_value;
@@ -34,7 +34,7 @@ static inline bool reference_is_float(const ml_type *t) {
  * each node with uses is computed in ascending order, by reference_compute or, a collective, by
  * its caller between reference_begin (zeroed cells) and reference_finish (rounds, releases what was
  * used for the last time). reference_end releases the rest. */
-typedef struct {
+typedef struct reference_run {
     const ml_graph *graph;
     const double *const *states, *const *inputs; /* by id */
     const int64_t *coordinates;                  /* by mesh axis; NULL outside of a mesh */
@@ -43,7 +43,8 @@ typedef struct {
     ml_arena *scratch;
     reference_value *values;
     uint32_t *uses;                /* by node */
-    reference_value **recurrences; /* by node: all outputs; NULL until there are any */
+    reference_value **outputs; /* by node: all outputs of an op that computes them at once; NULL
+                                  until there are any */
 } reference_run;
 void reference_start(reference_run *r, const ml_roots *roots);
 reference_value *reference_begin(reference_run *r, ml_ref node);
@@ -83,17 +84,5 @@ void reference_write_rows(const reference_value *cache, const reference_value *i
                           const reference_value *value, ml_axis axis, reference_value *out);
 void reference_scatter_add(const reference_value *index, const reference_value *value, ml_axis axis,
                            reference_value *out);
-
-/* All outputs of a recurrence (recurrence/reference.c), computed once; in the scratch arena. */
-reference_value *reference_recurrence(reference_run *r, ml_ref node);
-reference_value *reference_linear_scan(reference_run *r, ml_ref node); /* likewise */
-/* A recurrence's in pieces, for ranks that go through the positions in step. enter: the run of the
- * step for its i-th position, whose nodes are to be computed before leave. free keeps the outputs.
- */
-typedef struct reference_loop reference_loop;
-reference_loop *reference_loop_new(reference_run *r, ml_ref node, int64_t *length);
-reference_run *reference_loop_enter(reference_loop *l, int64_t i);
-void reference_loop_leave(reference_loop *l, int64_t i);
-void reference_loop_free(reference_loop *l);
 
 #endif

@@ -7,9 +7,7 @@
 #include "runtime/base/suggest.h"
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/infer.h"
-#include "runtime/ops/linear_scan/linear_scan.h"
-#include "runtime/ops/ragged/ragged.h"
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/graph/op_interface.h"
 
 const ml_type *infer_source(const infer *in, int i) {
     return ml_graph_type(in->g, in->sources[i]);
@@ -484,27 +482,10 @@ void infer_out(infer *in, ml_type *out) {
     if (output < 1 || output >= ml_op_outputs(g, of))
         ml_raise(ML_INTERNAL, "%s has no output %lld", ml_ops[op].name, (long long)output);
     *out = *ml_graph_type(g, of);
-    if (ml_ops[op].op_class == ML_CLASS_SCAN) { /* the indices of its values */
+    if (ml_ops[op].op_class == ML_CLASS_SCAN) /* the indices of its values */
         out->dtype = ML_I32;
-    } else if (op == ML_OP_ATTENTION) {
-        ml_attention_args args;
-        ml_attention_read(g, of, &args);
-        ml_attention_score_type(g, ml_graph_source(g, of, 0), ml_graph_source(g, of, 1), &args,
-                                out);
-        out->rank--; /* kv_seq is last */
-    } else if (op == ML_OP_ATTENTION_GRAD) {
-        *out = *ml_graph_type(g, ml_graph_source(g, of, (int)output));
-    } else if (op == ML_OP_RAGGED_DOT) {
-        ragged_gated_type(g, of, out);
-    } else if (op == ML_OP_RAGGED_OUTER) {
-        ragged_squares_type(g, of, out);
-    } else if (op == ML_OP_RECURRENCE) {
-        ml_recurrence_type(g, of, (int)output, out);
-    } else if (ml_op_is_linear_scan(op)) {
-        ml_linear_scan_type(g, of, (int)output, out);
-    } else
-        ml_raise(ML_INTERNAL, "%s has no type for its output %lld", ml_ops[op].name,
-                 (long long)output);
+    else
+        ml_op_interface_of(op)->output_type(g, of, (int)output, out);
 }
 
 static void infer_routine(infer *in, ml_type *out) {
@@ -512,20 +493,8 @@ static void infer_routine(infer *in, ml_type *out) {
         infer_scatter(in, out);
     else if (in->op == ML_OP_WRITE_ROWS)
         infer_write_rows(in, out);
-    else if (in->op == ML_OP_CACHED_ATTENTION)
-        infer_cached_attention(in, out);
-    else if (ml_op_attends(in->op))
-        infer_attention(in, out);
-    else if (ml_op_is_ragged(in->op))
-        infer_ragged(in, out);
-    else if (in->op == ML_OP_CONV)
-        infer_conv(in, out);
-    else if (ml_op_is_linear_scan(in->op))
-        infer_linear_scan(in, out);
-    else if (in->op == ML_OP_RECURRENCE)
-        infer_recurrence(in, out);
     else
-        ml_raise(ML_INTERNAL, "%s has no rule for its type", ml_ops[in->op].name);
+        ml_op_interface_of(in->op)->infer(in, out);
 }
 
 void infer_type(infer *in, ml_type *out) {

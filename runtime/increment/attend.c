@@ -1,5 +1,6 @@
 /* Attention: keys and values in pools, with a window in rings, queries of the new positions. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 
 enum { MOST = CACHED_CAPTURED + 32, QKV = 3 };

@@ -1,5 +1,6 @@
 /* Attention of the new positions to keys that no token gives. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 
 enum { QKV = 3, MOST = QKV + 32 };
 

@@ -2,6 +2,7 @@
  * gives, with axes beside heads and head_dim, with masks that a score function writes. Its sums
  * over keys are contractions. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 
 static bool has_further_axes(const ml_type *q, const ml_attention_args *a) {
     for (int i = 0; i < q->rank; i++) {

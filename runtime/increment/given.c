@@ -2,6 +2,7 @@
  * attention to it. It is computed once a prompt, by the whole program's own nodes, and a slot holds
  * what the increment reads of it. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 
 bool increment_gives(const increment *inc, ml_ref n) {
     for (int i = 0; i < inc->in->given_count; i++)

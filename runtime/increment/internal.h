@@ -3,6 +3,7 @@
 #define ML_INCREMENT_INTERNAL_H
 
 #include "runtime/increment/increment.h"
+#include "runtime/ops/attention/attention.h"
 
 /* rows.c: what the elements of a node are: of positions, or dispatched. */
 typedef enum {

@@ -3,6 +3,7 @@
  * tokens nor positions, and v likewise (latent attention: DeepSeek-AI 2024, arXiv:2405.04434).
  * q k = (q M) x: queries are brought to the features, and so are values from them. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 
 enum { MOST_TERMS = 8 };
 

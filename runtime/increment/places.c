@@ -1,5 +1,6 @@
 /* How each node of the whole program depends on positions, or why it is refused. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"

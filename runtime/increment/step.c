@@ -2,6 +2,7 @@
  * place of the batch. Scans, attention and convolutions within the step are along axes of their
  * own, and become the same ops on rows. */
 #include "runtime/increment/internal.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/recurrence/recurrence.h"

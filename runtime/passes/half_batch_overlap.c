@@ -15,6 +15,7 @@
  * the first node that needs a sum of its own. */
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 
 enum { HALVES = 2 };

@@ -10,20 +10,6 @@
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 /* Remove PLACE: for one rank. */
 ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
-/* Convolutions as products and shifted views. */
-ml_graph *ml_decompose_conv(const ml_graph *from, ml_roots *roots);
-bool ml_decompose_conv_applies(const ml_graph *g); /* whether there is one */
-/* Linear scans as products over chunks of positions, where served() says that no kernel takes one.
- */
-typedef bool ml_linear_scan_served(const void *context, const ml_graph *g, ml_ref n);
-ml_graph *ml_decompose_linear_scans(const ml_graph *from, ml_roots *roots,
-                                    ml_linear_scan_served *served, const void *context);
-bool ml_decompose_linear_scans_applies(const ml_graph *g); /* whether there is one */
-/* Cuts those that a kernel serves into segments of `least` positions or more, where rows are too
- * few for so many multiprocessors. */
-ml_graph *ml_segment_linear_scans(const ml_graph *from, ml_roots *roots, int multiprocessors,
-                                  int64_t least, ml_linear_scan_served *served,
-                                  const void *context);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
 bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */
@@ -35,23 +21,6 @@ bool ml_split_scaled_sums_applies(const ml_graph *g); /* whether there is one */
  * terms of products of bf16. */
 ml_graph *ml_split_f32_products(const ml_graph *from, ml_roots *roots);
 bool ml_split_f32_products_applies(const ml_graph *g); /* whether there may be one */
-/* Sums of squares of products by groups come from the products' kernels. Last: other passes do not
- * know this second output. */
-ml_graph *ml_fuse_expert_norms(const ml_graph *from, ml_roots *roots);
-bool ml_fuse_expert_norms_applies(const ml_graph *g); /* whether there is one */
-/* What follows the halves of a product by groups elementwise comes from the product's kernel. Last,
- * too. */
-ml_graph *ml_fuse_gated_experts(const ml_graph *from, ml_roots *roots);
-bool ml_fuse_gated_experts_applies(const ml_graph *g); /* whether there is one */
-/* Products that carry ML_NODE_FP8 as scaled products of operands of 8 bits (scale_products.c). On
- * the global graph, with its gradients. */
-ml_graph *ml_scale_products(const ml_graph *from, ml_roots *roots);
-bool ml_scale_products_applies(const ml_graph *g); /* whether there is one */
-/* Scaled products where served() says that no library computes them, as products of bf16. */
-typedef bool ml_scaled_product_served(const void *context, const ml_graph *g, ml_ref n);
-ml_graph *ml_widen_scaled_products(const ml_graph *from, ml_roots *roots,
-                                   ml_scaled_product_served *served, const void *context);
-bool ml_widen_scaled_products_applies(const ml_graph *g); /* whether there is a scaled product */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
 /* Where gradients are concatenated and also operands of other products, those products read slices

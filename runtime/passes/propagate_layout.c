@@ -3,6 +3,7 @@
  * permutations move from operands to results, past products, routines and elementwise ops, until
  * they meet and cancel; those that are left are views, or are written by a kernel. */
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/passes/passes.h"
 

@@ -202,7 +202,7 @@ enum { LONGEST_WAIT = 4096, MOST_PASSED = 3 /* products that it lets go first */
 
 static bool multiplies_copy(const state *s, ml_ref n) {
     ml_op op = ml_graph_node(s->r->from, n)->op;
-    if (!s->backward[n] || (op != ML_OP_DOT && op != ML_OP_RAGGED_OUTER)) return false;
+    if (!s->backward[n] || !ml_op_is(op, ML_PRODUCT | ML_WIDENS)) return false;
     for (int i = 0; i < 2; i++) {
         ml_ref source = ml_graph_source(s->r->from, n, i);
         if (!s->backward[source] && s->fates[source] == COPIED) return true;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "runtime/base/machine.h"
+#include "runtime/graph/op_interface.h"
 
 enum { SMALL_SHARE = 1 << 14 }; /* of a part's bytes: a smaller value is kept */
 
@@ -146,8 +147,7 @@ static bool recomputable(const partition *t, ml_ref n) {
     case ML_CLASS_CONTRACT: return true;
     case ML_CLASS_MOVE: return node->op != ML_OP_PLACE;
     case ML_CLASS_ROUTINE:
-        return node->op == ML_OP_ATTENTION || node->op == ML_OP_RAGGED_DOT ||
-               node->op == ML_OP_CONV;
+        return ml_op_interfaces[node->op] && ml_op_interfaces[node->op]->recomputes;
     case ML_CLASS_LEAF:
     case ML_CLASS_SCAN:
     case ML_CLASS_COLLECTIVE: break;

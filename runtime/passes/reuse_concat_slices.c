@@ -60,7 +60,7 @@ static void mark_part(state *s, ml_ref concat, int part) {
 /* The CONCAT whose part source i of product n is; 0: none, or n is no product of gradients. */
 static ml_ref read_by(const state *s, ml_ref n, int i) {
     const ml_node *node = ml_graph_node(s->r->from, n);
-    bool product = node->op == ML_OP_DOT || node->op == ML_OP_RAGGED_OUTER;
+    bool product = ml_op_is(node->op, ML_PRODUCT | ML_WIDENS);
     bool multiplies = product && (node->flags & ML_NODE_BACKWARD);
     return multiplies && s->r->users[n] ? s->whole[ml_graph_source(s->r->from, n, i)] : 0;
 }

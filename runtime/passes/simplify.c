@@ -111,8 +111,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
         !ml_is_narrow((ml_dtype)ml_graph_type(r->from, node)->dtype))
         return false;
     const ml_ref *sources = ml_graph_sources(r->from, node);
-    bool sums = n->op == ML_OP_DOT || n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_SCATTER_ADD ||
-                n->op == ML_OP_SUM || n->op == ML_OP_CONV;
+    bool sums = ml_op_is(n->op, ML_WIDENS) || n->op == ML_OP_SUM;
     bool moves = ml_op_moves(n->op) && n->op != ML_OP_BROADCAST && n->op != ML_OP_CONCAT;
     bool wide =
         sums || (n->op == ML_OP_CAST && ml_graph_type(r->from, sources[0])->dtype == ML_F32);
@@ -143,8 +142,7 @@ static ml_ref widened(rewrite *r, ml_ref node) {
     type.dtype = ML_F32;
     if (n->op == ML_OP_CAST) return r->map[ml_graph_source(r->from, node, 0)];
     ml_ref sources[4];
-    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* narrow operands */
-                 n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_CONV;
+    bool keeps = ml_op_is(n->op, ML_WIDENS); /* narrow operands */
     for (int i = 0; i < n->source_count; i++) {
         ml_ref source = ml_graph_source(r->from, node, i);
         sources[i] = s->wide[source] ? s->widened[source] : r->map[source];

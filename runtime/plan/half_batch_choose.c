@@ -3,6 +3,7 @@
  * collectives between products that need each other's results (tensor, sequence and context
  * parallelism, experts): nothing else could run beside these but another part of the batch. */
 #include "runtime/base/machine.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/plan/plan_internal.h"
 
 #include "runtime/base/knobs.h"

@@ -2,6 +2,7 @@
 #include "runtime/predict/predict.h"
 
 #include "runtime/graph/ops.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 
 const char *const predict_names[PREDICT_KINDS] = {"products", "attention", "memory", "other"};
 

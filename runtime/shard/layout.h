@@ -55,7 +55,7 @@ typedef struct {
     char list[64]; /* of modules: "layers" is the longest */
 } ml_stages;
 
-typedef struct {
+typedef struct ml_layout {
     int count; /* 0: one rank */
     ml_mesh_axis axis[ML_MAX_MESH];
     ml_stages stages;
@@ -95,7 +95,7 @@ typedef struct {
     uint8_t within; /* ML_SPLIT: inside of the cuts of that axis that are not `within`, instead of
                        by the order of the mesh axes */
 } ml_placement;
-typedef struct {
+typedef struct ml_placements {
     ml_placement over[ML_MAX_MESH];
 } ml_placements; /* by mesh axis */
 

@@ -103,21 +103,10 @@ static bool splits(const sharder *s, const ml_type *t, const ml_placements *befo
     return uneven ? parts == s->layout->axis[s->mesh].size : t->size[cut.axis] % parts == 0;
 }
 
-/* Groups whose rows were sent over a mesh axis before are not cut again. */
-static bool cuts_sent_groups(const sharder *s, ml_ref n, const shard_strategy *strategy,
-                             const ml_placements *need) {
-    const ml_node *node = ml_graph_node(s->from, n);
-    if (!ml_op_is_ragged(node->op)) return false;
-    int i = shard_sent_over(s, &need[0]);
-    if (i < 0 || i >= s->mesh) return false;
-    ml_placement cut = s->pool.at[strategy->sources + 2];
-    const ml_type *bounds = ml_graph_type(s->from, ml_graph_source(s->from, n, 2));
-    return cut.kind == ML_SPLIT && bounds->axis[cut.axis] == (ml_axis)ml_graph_args(s->from, n)[1];
-}
-
 static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
                      const ml_placements *need, const ml_placements *out) {
-    if (cuts_sent_groups(s, n, strategy, need)) return false;
+    const ml_op_interface *own = ml_op_interfaces[ml_graph_node(s->from, n)->op];
+    if (own && own->feasible && !own->feasible(s, n, strategy, need)) return false;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
         if (!splits(s, ml_graph_type(s->from, ml_graph_source(s->from, n, k)), &need[k],
                     s->pool.at[strategy->sources + (uint32_t)k], strategy->uneven))
@@ -219,7 +208,7 @@ static void place_leaf(sharder *s, ml_ref n) {
 
 static void place_parameter(sharder *s, ml_ref n) {
     int64_t index = ml_graph_args(s->from, n)[0];
-    shard_add_version(s, n, &s->parameter_places[index], s->parameters[index].parameter, false);
+    shard_add_version(s, n, &s->parameter_places[index], s->parameters[index], false);
 }
 
 static bool is_free(const sharder *s, ml_ref n) {
@@ -271,7 +260,8 @@ static void keep_owner(sharder *s, ml_ref n, const ml_placements *need) {
 static void give_owner(sharder *s, ml_ref n, const ml_placements *need) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_ref *sources = ml_graph_sources(s->from, n), *owner = NULL;
-    if (ml_op_is_ragged(node->op)) owner = &sources[2];
+    const ml_op_interface *own = ml_op_interfaces[node->op];
+    if (own && own->row_bounds) owner = own->row_bounds(s->from, n);
     for (int k = 0; k < node->source_count && !owner; k++)
         if (shard_sent_over(s, &need[k]) >= 0 && shard_owner(s, sources[k])[0])
             owner = shard_owner(s, sources[k]);
@@ -281,24 +271,6 @@ static void give_owner(sharder *s, ml_ref n, const ml_placements *need) {
         while (s->values[source].repeats) source = ml_graph_source(s->from, source, 0);
         memcpy(s->values[source].owner, owner, sizeof s->values[source].owner);
     }
-}
-
-/* A product by some of the groups is 0 in others' rows: a part of a sum, and rows of its own.
- * (Over one mesh axis only: parts of parts would have to match in their order too.) */
-static void add_own_rows(sharder *s, ml_ref n, const ml_placements *need, const ml_placements *out,
-                         ml_ref local) {
-    const ml_type *bounds = ml_graph_type(s->from, ml_graph_source(s->from, n, 2));
-    int row = ml_type_find(ml_graph_type(s->from, n), (ml_axis)ml_graph_args(s->from, n)[0]);
-    ml_placements own = *out;
-    int cuts = 0;
-    for (int i = 0; i < s->layout->count; i++) {
-        if (!shard_same(need[2].over[i], shard_split(bounds->rank - 1))) continue;
-        cuts++;
-        own.over[i] = (ml_placement){ML_OWNED, (uint8_t)row};
-    }
-    if (cuts != 1) return;
-    for (int i = 0; i < 2; i++) s->values[n].owner[i] = ml_graph_source(s->from, n, 2 + i);
-    shard_add_version(s, n, &own, local, false);
 }
 
 static bool is_divided(ml_placement at) {
@@ -358,7 +330,8 @@ static void place_node(sharder *s, ml_ref n) {
     shard_local(s, n, sources, need, out, results);
     shard_add_version(s, n, &out[0], results[0], false);
     keep_owner(s, n, need);
-    if (node->op == ML_OP_RAGGED_DOT) add_own_rows(s, n, need, &out[0], results[0]);
+    const ml_op_interface *own = ml_op_interfaces[node->op];
+    if (own && own->placed) own->placed(s, n, need, &out[0], results[0]);
     if (outputs == 1) return;
     shard_value *value = &s->values[n];
     value->outputs = ML_NEW_ARRAY(s->scratch, ml_ref, outputs);
@@ -406,8 +379,8 @@ static void visit(sharder *s, ml_ref n) {
         place_parameter(s, n);
     else if (node->op == ML_OP_OUT)
         place_output(s, n);
-    else if (node->op == ML_OP_RECURRENCE)
-        shard_recurrence(s, n);
+    else if (ml_op_interfaces[node->op] && ml_op_interfaces[node->op]->place)
+        ml_op_interfaces[node->op]->place(s, n);
     else
         place_node(s, n);
     if (!(node->flags & ML_NODE_GRADIENT)) return;
@@ -464,10 +437,10 @@ static void count_users(sharder *s, const ml_roots *roots) {
 
 static void find_shared(sharder *s) {
     for (ml_ref n = 1; n < ml_graph_count(s->from); n++) {
-        ml_attention_args args;
-        if (ml_graph_node(s->from, n)->op != ML_OP_ATTENTION_GRAD || !s->values[n].users) continue;
-        ml_attention_read(s->from, n, &args);
-        if (args.heads != args.kv_heads) s->shared = args.kv_heads;
+        const ml_op_interface *own = ml_op_interfaces[ml_graph_node(s->from, n)->op];
+        ml_axis axis =
+            own && own->shared_axis && s->values[n].users ? own->shared_axis(s->from, n) : 0;
+        if (axis) s->shared = axis;
     }
 }
 
@@ -559,7 +532,7 @@ static void body(void *argument) {
     }
     ml_ref unfit = 0;
     if (s->overflow_checks.count && !p->visit) {
-        unfit = shard_overflows(s);
+        unfit = s->rows->overflows(s);
         p->local.outputs[p->local.output_count++] = unfit;
         p->local.overflow_count = (int)s->overflow_checks.count;
     }
@@ -569,7 +542,7 @@ static void body(void *argument) {
         ml_placements at = update_placement(s, update);
         ml_ref value = shard_get(s, update->value, &at);
         value = shard_clear(s, value, ml_graph_type(s->from, update->value), &at);
-        if (unfit && !s->layout->stages.on) value = shard_unless(s, unfit, update, value);
+        if (unfit && !s->layout->stages.on) value = s->rows->unless(s, unfit, update, value);
         p->local.updates[i] = (ml_update){update->state, value};
     }
     for (ml_ref n = 1; n < count && p->visit; n++)

@@ -51,9 +51,6 @@ int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
-/* The work of the busiest rank's attentions over the average rank's: 1 is even. Masks count, score
- * functions do not. 1 too where there are more ranks than are worth comparing. Does not raise. */
-double ml_shard_balance(const ml_graph *g, const ml_layout *layout);
 /* Cut a rank's part out of a global tensor, and put it back. Elements of `width` bytes. */
 void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                   int64_t rank, int width, const void *whole, void *part);

@@ -11,7 +11,7 @@
 #ifndef ML_SHARD_INTERNAL_H
 #define ML_SHARD_INTERNAL_H
 
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/graph/op_interface.h"
 #include "runtime/shard/shard.h"
 
 enum {
@@ -42,18 +42,8 @@ typedef struct {
     ml_placements *output_places;
     /* Of ML_OWNED and ML_SENT versions: starts and ends of the groups of rows. */
     ml_ref owner[2];
-    ml_ref lse[2]; /* of attention with traded halves (shard_context.c) */
+    ml_ref kept[2]; /* what the rules of its op keep for those of its gradient */
 } shard_value;
-
-/* How rows of groups are sent over one mesh axis, in nodes of the local graph. */
-typedef struct {
-    ml_ref owner[2];
-    int mesh;
-    ml_placements bounds; /* of the owner, before */
-    ml_ref index;         /* i32 {peer, slot}: which of this rank's rows is sent there; -1: none */
-    ml_ref slot;          /* i32 {batch, rows}: to which place of all it went; -1: none was left */
-    ml_ref starts, ends;  /* i32 {batch, groups}: of this rank's groups among what is received */
-} shard_exchange;
 
 /* The overflow check of an exchange with a bounded number of capacity slots: f32, 0 where all rows
  * have a slot, else the capacity factor that would be enough. */
@@ -63,7 +53,7 @@ typedef struct {
 } shard_overflow_check;
 
 /* One way to cut an op's work over one mesh axis. */
-typedef struct {
+typedef struct shard_strategy {
     int preference; /* among equals, the least: position in the table acts, or one of the enum above
                      */
     bool uneven;    /* along an axis that it does not divide */
@@ -71,19 +61,37 @@ typedef struct {
     ml_placement out[ML_MAX_OUTPUTS];
 } shard_strategy;
 
+typedef struct sharder sharder;
+
+/* Rows of groups (ML_OWNED, ML_SENT), as the rules of the op that first places some have them
+ * (ops/ragged). */
 typedef struct {
+    /* Strategies of elementwise ops and sums over s->mesh that work on such rows. */
+    void (*propose)(sharder *s, ml_ref n);
+    /* Value n in the placement shard_unsent gives (node), sent as `at` says; and back. */
+    ml_ref (*send)(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+    ml_ref (*bring_back)(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+    /* The results of all overflow checks, as f32 over the checks: the largest of all ranks, or
+     * under pipeline stages this rank's. */
+    ml_ref (*overflows)(sharder *s);
+    /* The value of an update, or that of the state before where a check found an overflow. */
+    ml_ref (*unless)(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
+} shard_row_rules;
+
+struct sharder {
     const ml_graph *from;
     ml_graph *to;
     const ml_layout *layout;
     ml_arena *scratch;
     shard_value *values; /* by node of `from` */
     ML_VEC(shard_version) versions;
-    ML_VEC(shard_exchange) exchanges;
+    const shard_row_rules *rows; /* NULL: no op of this program places rows of groups */
+    struct shard_exchanges *exchanges; /* its own */
     ML_VEC(shard_overflow_check) overflow_checks;
     ml_division division;
     ml_axis shared; /* the key/value heads of a program with gradients, where queries have others */
     /* Of a recurrence's step: by parameter, what stands for it and where that is. */
-    const ml_recurrence_pair *parameters;
+    const ml_ref *parameters;
     const ml_placements *parameter_places;
     /* Of the node at hand: */
     const ml_origin *origin;
@@ -94,7 +102,7 @@ typedef struct {
     uint32_t strategy_count, pool_count;
     ML_VEC(shard_strategy) strategies;
     ML_VEC(ml_placement) pool;
-} sharder;
+};
 
 static inline bool shard_same(ml_placement a, ml_placement b) {
     bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED || a.kind >= ML_SENT;
@@ -128,52 +136,40 @@ void shard_nodes(sharder *s, const ml_roots *roots);
 /* Nodes to come are of the forward pass and have the origin of n. */
 void shard_enter(sharder *s, ml_ref n);
 
-/* ---- linear_scan/shard.c: states passed along a scan's axis ---- */
-#define SHARD_PARTS "ranks'parts"
-/* This rank's number along mesh axis i. */
-ml_ref shard_coordinate(sharder *s, int i);
-/* {parts, ...}: n of each rank along mesh axis i. */
-ml_ref shard_gathered_parts(sharder *s, ml_ref n, int i, ml_axis parts);
-
-/* ---- recurrence/shard.c ---- */
-void shard_recurrence(sharder *s, ml_ref n);
-
 /* ---- shard_move.c ---- */
 /* The local node that holds value n in this placement (no partial one that it does not have). */
 ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
 /* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its
  * placement over it; negative where it cannot. Anything is a sum with zeros elsewhere. */
 double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks);
+/* This rank's number along mesh axis i. */
+ml_ref shard_coordinate(sharder *s, int i);
+#define SHARD_PARTS "ranks'parts"
+/* {parts, ...}: n of each rank along mesh axis i. */
+ml_ref shard_gathered_parts(sharder *s, ml_ref n, int i, ml_axis parts);
 /* The number of this rank's group of neighbours along mesh axis i, of so many: an i32. */
 ml_ref shard_group(sharder *s, int i, int64_t groups);
 /* The global index of the first element of this rank's part of an axis, an i32 number; 0 where the
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);
 
-/* ---- ragged/moe_dispatch.c ---- */
-/* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops and sums
- * make of them. */
-void shard_propose_sent(sharder *s, ml_ref n);
-/* The exchange of values of this owner that are placed so, with ML_SENT over mesh axis i. */
-const shard_exchange *shard_exchange_of(sharder *s, ml_ref n, const ml_placements *at, int i);
 /* The mesh axis over which it is ML_SENT; -1: none. */
 int shard_sent_over(const sharder *s, const ml_placements *at);
 /* What it was, or will be, before it is sent. */
 ml_placements shard_unsent(const sharder *s, const ml_placements *at);
-/* Value n in the placement shard_unsent gives (node), sent as `at` says; and back. */
-ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
-ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
-/* The results of all overflow checks, as f32 over the checks: the largest of all ranks, or under
- * pipeline stages this rank's. */
-ml_ref shard_overflows(sharder *s);
-/* The value of an update, or that of the state before where a check found an overflow. */
-ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
 
-/* ---- shard_rules.c, attention/shard_rules.c, linear_scan/shard.c: strategies over s->mesh ---- */
+/* ---- shard_rules.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
-void shard_propose_attention(sharder *s, ml_ref n);
-void shard_propose_linear_scan(sharder *s, ml_ref n);
-void shard_propose_windows(sharder *s, ml_ref n); /* conv/shard.c: along a convolution's own axes */
+const ml_type *shard_source_type(const sharder *s, ml_ref n, int k);
+/* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
+ * result; with out -1 the result is partial in the way of `combine`. Inside of the cuts of other
+ * mesh axes too where a source is split so. shard_cut_evenly: where the axis divides alone. */
+void shard_cut_along(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                     ml_placement_kind combine);
+void shard_cut_evenly(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                      ml_placement_kind combine);
+/* Operands of a linear op that are sums over the ranks, and so its result. */
+void shard_propose_partial(sharder *s, ml_ref n);
 /* A strategy with everything whole. The pointer is valid until the next. */
 shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int preference);
 /* Preference of a logical axis over s->mesh. */
@@ -182,31 +178,21 @@ int shard_preference(const sharder *s, ml_axis axis);
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over);
 /* Starts and ends of the groups whose rows an ML_OWNED or ML_SENT version of n holds. */
 const ml_ref *shard_owner(const sharder *s, ml_ref n);
+/* Where the rows are in a value that holds those of this rank's groups (ML_OWNED); -1: nowhere. */
+int shard_own_rows(const sharder *s, ml_ref n);
+/* Whether source k has a version in this placement over s->mesh. */
+bool shard_source_has(const sharder *s, ml_ref n, int k, ml_placement over);
 /* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);
 
-/* ---- shard_local.c, attention/shard_local.c: the local op ---- */
+/* ---- shard_local.c: the local op ---- */
 /* outputs[0..]: n on local sources, with results in these placements. need[i] is the placement of
  * source i. */
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                  const ml_placements *out, ml_ref *outputs);
 /* x, a part of a tensor of type `global`, with 0 in what fills it up. */
 ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at);
-void shard_local_linear_scan(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                             ml_ref *outputs);
-ml_ref shard_local_conv(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                        const ml_type *local);
-void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                           const ml_placements *out, ml_ref *outputs);
-/* A score function in s->to: its elementwise nodes over what leaf(context, n) gives for each PARAM
- * and IOTA n of s->from; 0 for 0. */
-typedef ml_ref shard_copy_leaf(void *context, ml_ref n);
-ml_ref shard_copy_function(sharder *s, ml_ref root, shard_copy_leaf *leaf, void *context);
-
-/* ---- cached_attention/shard.c ---- */
-void shard_propose_cached_attention(sharder *s, ml_ref n);
-void shard_local_cached_attention(sharder *s, ml_ref n, const ml_ref *sources,
-                                  const ml_placements *need, const ml_placements *out,
-                                  ml_ref *outputs);
+/* Source k of n, which is x, along the axes that n reduces: its filling changes nothing. */
+ml_ref shard_reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at);
 
 #endif

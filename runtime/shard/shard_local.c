@@ -47,29 +47,6 @@ static ml_ref shifted(sharder *s, ml_ref index, const ml_placements *at, int pos
     return base ? ml_map2(s->to, ML_OP_SUB, index, base) : index;
 }
 
-/* Bounds of groups of rows, counted from this rank's first row. */
-static ml_ref local_bounds(sharder *s, ml_ref bounds, ml_ref base, int64_t rows) {
-    ml_ref i = ml_map2(s->to, ML_OP_SUB, bounds, base);
-    i = ml_map2(s->to, ML_OP_MAXIMUM, i, ml_const_int(s->to, ML_I32, 0));
-    return ml_map2(s->to, ML_OP_MINIMUM, i, ml_const_int(s->to, ML_I32, rows));
-}
-
-static void ragged_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                           ml_ref *local) {
-    const ml_type *x = ml_graph_type(s->to, sources[0]);
-    int rows = ml_type_find(x, (ml_axis)ml_graph_args(s->from, n)[0]);
-    int sent = shard_sent_over(s, &need[0]);
-    if (sent >= 0) {
-        const shard_exchange *e =
-            shard_exchange_of(s, ml_graph_source(s->from, n, 0), &need[0], sent);
-        memcpy(local, (ml_ref[]){sources[0], sources[1], e->starts, e->ends}, 4 * sizeof *local);
-        return;
-    }
-    ml_ref base = shard_base(s, &need[0], rows, x->size[rows]);
-    for (int k = 0; k < 4; k++)
-        local[k] = k < 2 || !base ? sources[k] : local_bounds(s, sources[k], base, x->size[rows]);
-}
-
 /* ---- Filling --------------------------------------------------------------------------------- */
 
 /* What changes nothing in the reduction: 0, or the least or greatest number of the dtype. */
@@ -130,8 +107,7 @@ static void keep_cleared(sharder *s, ml_ref n, ml_ref before, ml_ref after) {
         if (s->versions.at[v].node == before) s->versions.at[v].node = after;
 }
 
-/* Source k of n, along the axes that n reduces: filling changes nothing. */
-static ml_ref reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at) {
+ml_ref shard_reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at) {
     const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, k));
     const ml_type *t = ml_graph_type(s->from, n);
     ml_op op = ml_graph_node(s->from, n)->op;
@@ -163,19 +139,11 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
     const ml_type *t = ml_graph_type(s->from, n);
     const int64_t *args = ml_graph_args(s->from, n);
     ml_type local = ml_layout_local(s->layout, t, &out[0]);
-    ml_ref pair[4];
+    ml_ref pair[3];
     int64_t sizes[5];
     ml_op op = node->op;
-    if (ml_op_attends(op)) {
-        shard_local_attention(s, n, sources, need, out, outputs);
-        return;
-    }
-    if (op == ML_OP_CACHED_ATTENTION) {
-        shard_local_cached_attention(s, n, sources, need, out, outputs);
-        return;
-    }
-    if (ml_op_is_linear_scan(op)) {
-        shard_local_linear_scan(s, n, sources, need, outputs);
+    if (ml_op_interfaces[op] && ml_op_interfaces[op]->local) {
+        ml_op_interfaces[op]->local(s, n, sources, need, out, outputs);
         return;
     }
     if (op == ML_OP_PLACE || op == ML_OP_IOTA || op == ML_OP_RANDOM) {
@@ -199,21 +167,15 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
     } else if (op == ML_OP_SCATTER_ADD) {
         int at = ml_type_find(t, (ml_axis)args[0]);
         pair[0] = shifted(s, sources[0], out, at, local.size[at]);
-        pair[1] = reduced_source(s, n, 1, sources[1], &need[1]);
+        pair[1] = shard_reduced_source(s, n, 1, sources[1], &need[1]);
         sources = pair;
-    } else if (op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN || op == ML_OP_DOT ||
-               op == ML_OP_CONV) {
+    } else if (op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN || op == ML_OP_DOT) {
         for (int k = 0; k < node->source_count; k++)
-            pair[k] = reduced_source(s, n, k, sources[k], &need[k]);
-        sources = pair;
-    } else if (ml_op_is_ragged(op)) {
-        ragged_sources(s, n, sources, need, pair);
+            pair[k] = shard_reduced_source(s, n, k, sources[k], &need[k]);
         sources = pair;
     }
-    if (op == ML_OP_CONV)
-        outputs[0] = shard_local_conv(s, n, sources, need, &local);
-    else if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
-             ml_type_equal(ml_graph_type(s->to, sources[0]), &local))
+    if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
+        ml_type_equal(ml_graph_type(s->to, sources[0]), &local))
         outputs[0] = sources[0];
     else
         outputs[0] = ml_graph_add(s->to, (ml_op)node->op, sources, node->source_count, args,

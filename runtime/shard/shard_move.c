@@ -39,11 +39,30 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
     return to.kind == ML_SPLIT ? exchanged : gathered;
 }
 
+ml_ref shard_coordinate(sharder *s, int mesh) {
+    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
+    return ml_graph_add(s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
+}
+
+ml_ref shard_gathered_parts(sharder *s, ml_ref n, int mesh, ml_axis parts) {
+    ml_graph *g = s->to;
+    ml_type type = *ml_graph_type(g, n);
+    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
+    for (int i = type.rank++; i > 0; i--) {
+        type.axis[i] = type.axis[i - 1];
+        type.size[i] = type.size[i - 1];
+    }
+    type.axis[0] = parts;
+    type.size[0] = 1;
+    n = ml_broadcast(g, n, &type);
+    return ml_graph_add(g, ML_OP_ALL_GATHER, &n, 1, args, 2, NULL);
+}
+
 ml_ref shard_group(sharder *s, int i, int64_t groups) {
-    int64_t args[] = {i, s->layout->axis[i].size};
-    ml_ref c = ml_graph_add(s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
-    if (groups == args[1]) return c;
-    return ml_map2(s->to, ML_OP_IDIV, c, ml_const_int(s->to, ML_I32, args[1] / groups));
+    const int64_t ranks = s->layout->axis[i].size;
+    const ml_ref c = shard_coordinate(s, i);
+    if (groups == ranks) return c;
+    return ml_map2(s->to, ML_OP_IDIV, c, ml_const_int(s->to, ML_I32, ranks / groups));
 }
 
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local) {
@@ -466,10 +485,23 @@ static bool moves_narrow(const sharder *s, ml_ref n, const ml_placements *from,
     return moves && there && narrow < wide;
 }
 
+int shard_sent_over(const sharder *s, const ml_placements *at) {
+    for (int i = 0; i < s->layout->count; i++)
+        if (at->over[i].kind == ML_SENT) return i;
+    return -1;
+}
+
+ml_placements shard_unsent(const sharder *s, const ml_placements *at) {
+    ml_placements before = *at;
+    int i = shard_sent_over(s, at);
+    before.over[i] = shard_split(at->over[i].batch);
+    return before;
+}
+
 /* By way of what is split along the batch: to sent rows, and from them. */
 static ml_ref get_sent(sharder *s, ml_ref n, const ml_placements *at) {
     ml_placements before = shard_unsent(s, at);
-    ml_ref node = shard_send(s, n, shard_get(s, n, &before), at);
+    ml_ref node = s->rows->send(s, n, shard_get(s, n, &before), at);
     shard_add_version(s, n, at, node, false);
     return node;
 }
@@ -487,7 +519,7 @@ static bool sent_alike(const sharder *s, const ml_placements *a, const ml_placem
     return true;
 }
 static void bring_back(movement *m) {
-    m->node = shard_return(m->s, m->value, m->node, &m->at);
+    m->node = m->s->rows->bring_back(m->s, m->value, m->node, &m->at);
     m->at = shard_unsent(m->s, &m->at);
     shard_add_version(m->s, m->value, &m->at, m->node, m->gathered);
 }

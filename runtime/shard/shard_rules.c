@@ -1,10 +1,9 @@
-/* How the work of each op can be cut over one mesh axis.
+/* How the work of each op of the core can be cut over one mesh axis.
  *
  * A cut is along one axis of the op's index space: sources that have the axis are needed split
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
 #include <string.h>
 
-#include "runtime/ops/conv/conv.h"
 #include "runtime/shard/shard_internal.h"
 
 enum { FEW = 8 };
@@ -53,11 +52,10 @@ static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
     return false;
 }
 
-/* Where the rows are in a value that holds those of this rank's groups; -1 where it does not. */
-static int own_rows(const sharder *s, ml_ref n) {
+int shard_own_rows(const sharder *s, ml_ref n) {
     if (s->values[n].repeats) {
         ml_ref source = ml_graph_source(s->from, n, 0);
-        int row = own_rows(s, source);
+        int row = shard_own_rows(s, source);
         if (row < 0) return -1;
         return ml_type_find(ml_graph_type(s->from, n), ml_graph_type(s->from, source)->axis[row]);
     }
@@ -72,7 +70,7 @@ const ml_ref *shard_owner(const sharder *s, ml_ref n) {
     return s->values[n].owner;
 }
 
-static bool source_has(const sharder *s, ml_ref n, int k, ml_placement over) {
+bool shard_source_has(const sharder *s, ml_ref n, int k, ml_placement over) {
     return has_version(s, ml_graph_source(s->from, n, k), over);
 }
 
@@ -80,7 +78,7 @@ bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source
     int rank = shard_preference(s, axis);
     if (rank < SHARD_PARAMS || (rank < SHARD_UNLISTED && s->values[n].params)) return true;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-        if (source_positions[k] >= 0 && source_has(s, n, k, shard_split(source_positions[k])))
+        if (source_positions[k] >= 0 && shard_source_has(s, n, k, shard_split(source_positions[k])))
             return true;
     return false;
 }
@@ -93,7 +91,7 @@ static ml_placement flat_place(const sharder *s, ml_ref n) {
     ml_placement flat =
         ml_layout_place(s->layout, s->from, t, ML_STATE_OPTIMIZER, NULL).over[s->mesh];
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count && flat.kind == ML_SPLIT; k++)
-        if (source_has(s, n, k, (ml_placement){ML_PARTIAL_SUM, 0})) return flat;
+        if (shard_source_has(s, n, k, (ml_placement){ML_PARTIAL_SUM, 0})) return flat;
     return whole;
 }
 
@@ -103,12 +101,13 @@ static ml_placement split_within(int position) {
 
 static bool source_is_within(const sharder *s, ml_ref n, const int *source_positions) {
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-        if (source_positions[k] >= 0 && source_has(s, n, k, split_within(source_positions[k])))
+        if (source_positions[k] >= 0 &&
+            shard_source_has(s, n, k, split_within(source_positions[k])))
             return true;
     return false;
 }
 
-static const ml_type *source_type(const sharder *s, ml_ref n, int k) {
+const ml_type *shard_source_type(const sharder *s, ml_ref n, int k) {
     return ml_graph_type(s->from, ml_graph_source(s->from, n, k));
 }
 
@@ -117,7 +116,7 @@ static int64_t size_cut(const sharder *s, ml_ref n, const int *source_positions,
     int64_t size = out >= 0 ? ml_graph_type(s->from, n)->size[out] : -1;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++) {
         if (source_positions[k] < 0) continue;
-        int64_t other = source_type(s, n, k)->size[source_positions[k]];
+        int64_t other = shard_source_type(s, n, k)->size[source_positions[k]];
         if (size >= 0 && size != other) return 0;
         size = other;
     }
@@ -127,7 +126,6 @@ static int64_t size_cut(const sharder *s, ml_ref n, const int *source_positions,
 /* Whether parts may be filled up here (README.md): elements keep their places along the axis, or a
  * reduction leaves out what fills it up (shard_local.c); and each rank has room for an element. */
 static bool may_be_filled(const sharder *s, ml_ref n, const int *source_positions, int out) {
-    if (ml_op_is_ragged(ml_graph_node(s->from, n)->op)) return false;
     return size_cut(s, n, source_positions, out) >= s->layout->axis[s->mesh].size;
 }
 
@@ -135,7 +133,8 @@ static bool is_uneven(const sharder *s, ml_ref n, const int *source_positions, i
     int64_t ranks = s->layout->axis[s->mesh].size;
     if (out >= 0 && ml_graph_type(s->from, n)->size[out] % ranks) return true;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-        if (source_positions[k] >= 0 && source_type(s, n, k)->size[source_positions[k]] % ranks)
+        if (source_positions[k] >= 0 &&
+            shard_source_type(s, n, k)->size[source_positions[k]] % ranks)
             return true;
     return false;
 }
@@ -143,12 +142,12 @@ static bool is_uneven(const sharder *s, ml_ref n, const int *source_positions, i
 /* Source k is a sum over groups, and the op is linear in it, so that others may be shared. */
 static bool sums_groups(const sharder *s, ml_ref n, int k, int position, int64_t size) {
     ml_op op = ml_graph_node(s->from, n)->op;
-    if (position < 0 || !source_has(s, n, k, shard_shared_sum(position, size))) return false;
+    if (position < 0 || !shard_source_has(s, n, k, shard_shared_sum(position, size))) return false;
     if (op == ML_OP_CONCAT) return true;
     if (k == 0 && (ml_op_moves(op) || op == ML_OP_STOP_GRADIENT)) return true;
     if (op == ML_OP_CAST)
         return ml_is_float(ml_graph_type(s->from, n)->dtype) &&
-               ml_is_float(source_type(s, n, 0)->dtype);
+               ml_is_float(shard_source_type(s, n, 0)->dtype);
     ml_linear linear = ml_ops[op].linear;
     return (linear == ML_LINEAR_A && k == 0) || (linear == ML_LINEAR_B && k == 1) ||
            linear == ML_LINEAR_EACH || linear == ML_LINEAR_JOINT;
@@ -163,7 +162,7 @@ static void share(sharder *s, ml_ref n, ml_axis axis, const int *source_position
     bool joint = ml_ops[node->op].linear == ML_LINEAR_JOINT || node->op == ML_OP_CONCAT;
     bool all = joint;
     if (axis != s->shared || size < 1 || size >= ranks || ranks % size || size > UINT8_MAX) return;
-    if (rank >= SHARD_PARAMS || ml_op_is_ragged(node->op)) return;
+    if (rank >= SHARD_PARAMS) return;
     for (int k = 0; k < node->source_count; k++) {
         bool sums = sums_groups(s, n, k, source_positions[k], size);
         if (sums) sum = k;
@@ -184,18 +183,12 @@ static void share(sharder *s, ml_ref n, ml_axis axis, const int *source_position
     for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
 }
 
-/* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
- * result; with out -1 the result is partial in the way of `combine`. Inside of the cuts of other
- * mesh axes too where a source is split so. */
-static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
-                ml_placement_kind combine) {
+static void cut_in_parts(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                         ml_placement_kind combine, bool uneven) {
     ml_placement flat = out >= 0 ? flat_place(s, n) : (ml_placement){0};
     bool is_flat = shard_along(flat, out);
     bool wanted[2] = {(is_flat && !flat.within) || shard_candidate(s, n, axis, source_positions),
                       (is_flat && flat.within) || source_is_within(s, n, source_positions)};
-    share(s, n, axis, source_positions, out);
-    bool uneven = is_uneven(s, n, source_positions, out);
-    if (uneven && !may_be_filled(s, n, source_positions, out)) return;
     for (int within = 0; within < 2; within++) {
         if (!wanted[within]) continue;
         shard_strategy *to = shard_strategy_new(s, n, shard_preference(s, axis));
@@ -209,6 +202,20 @@ static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions,
                                        : shard_split(out);
         for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
     }
+}
+
+void shard_cut_along(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                     ml_placement_kind combine) {
+    share(s, n, axis, source_positions, out);
+    bool uneven = is_uneven(s, n, source_positions, out);
+    if (uneven && !may_be_filled(s, n, source_positions, out)) return;
+    cut_in_parts(s, n, axis, source_positions, out, combine, uneven);
+}
+
+void shard_cut_evenly(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                      ml_placement_kind combine) {
+    if (!is_uneven(s, n, source_positions, out))
+        cut_in_parts(s, n, axis, source_positions, out, combine, false);
 }
 
 static int *positions(sharder *s, ml_ref n, int few[FEW]) {
@@ -225,30 +232,31 @@ static void by_name(sharder *s, ml_ref n, ml_axis except) {
     for (int i = 0; i < t->rank; i++) {
         if (t->axis[i] == except) continue;
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-            at[k] = ml_type_find(source_type(s, n, k), t->axis[i]);
-        cut(s, n, t->axis[i], at, i, 0);
+            at[k] = ml_type_find(shard_source_type(s, n, k), t->axis[i]);
+        shard_cut_along(s, n, t->axis[i], at, i, 0);
     }
 }
 
 /* Axes at the same place in the one source and in the result, but for the one at `except`. */
 static void by_position(sharder *s, ml_ref n, int except) {
-    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    const ml_type *t = ml_graph_type(s->from, n), *from = shard_source_type(s, n, 0);
     for (int i = 0; i < t->rank; i++)
         if (i != except)
-            cut(s, n, shard_preference(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : from->axis[i],
+            shard_cut_along(
+                s, n, shard_preference(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : from->axis[i],
                 &i, i, 0);
 }
 
 /* The outer part of an axis that is split can be cut as the whole axis is. */
 static void propose_split(sharder *s, ml_ref n) {
-    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    const ml_type *t = ml_graph_type(s->from, n), *from = shard_source_type(s, n, 0);
     int outer = ml_type_find(from, (ml_axis)ml_graph_args(s->from, n)[0]);
     for (int i = 0; i < t->rank; i++) {
         if (i == outer + 1) continue;
         int source = i > outer ? i - 1 : i;
         ml_axis name = t->axis[i];
         if (shard_preference(s, name) == SHARD_UNLISTED) name = from->axis[source];
-        cut(s, n, name, &source, i, 0);
+        shard_cut_along(s, n, name, &source, i, 0);
     }
 }
 
@@ -285,13 +293,13 @@ static bool propose_place(sharder *s, ml_ref n) {
 
 static void propose_merge(sharder *s, ml_ref n) {
     const int64_t *args = ml_graph_args(s->from, n);
-    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    const ml_type *t = ml_graph_type(s->from, n), *from = shard_source_type(s, n, 0);
     int merged = ml_type_find(t, (ml_axis)args[2]);
     for (int i = 0; i < t->rank; i++) {
         ml_axis old = i == merged ? (ml_axis)args[0] : t->axis[i];
         int source = ml_type_find(from, old);
         ml_axis name = shard_preference(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : old;
-        cut(s, n, name, &source, i, 0);
+        shard_cut_along(s, n, name, &source, i, 0);
     }
 }
 
@@ -299,37 +307,37 @@ static void propose_merge(sharder *s, ml_ref n) {
 static void propose_gather(sharder *s, ml_ref n) {
     ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
     const ml_type *t = ml_graph_type(s->from, n);
-    const ml_type *table = source_type(s, n, 0), *index = source_type(s, n, 1);
+    const ml_type *table = shard_source_type(s, n, 0), *index = shard_source_type(s, n, 1);
     for (int i = 0; i < t->rank; i++) {
         bool own = t->axis[i] == axis; /* an axis of the index with the gathered axis' name */
         int at[2] = {own ? -1 : ml_type_find(table, t->axis[i]), ml_type_find(index, t->axis[i])};
-        cut(s, n, t->axis[i], at, i, 0);
+        shard_cut_along(s, n, t->axis[i], at, i, 0);
     }
     if (t->dtype == ML_BOOL) return;
     int at[2] = {ml_type_find(table, axis), -1};
-    cut(s, n, axis, at, -1, ML_PARTIAL_SUM);
+    shard_cut_along(s, n, axis, at, -1, ML_PARTIAL_SUM);
 }
 
 static void propose_scatter(sharder *s, ml_ref n) {
     ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
     const ml_type *t = ml_graph_type(s->from, n);
-    const ml_type *index = source_type(s, n, 0), *value = source_type(s, n, 1);
+    const ml_type *index = shard_source_type(s, n, 0), *value = shard_source_type(s, n, 1);
     for (int i = 0; i < value->rank; i++) {
         int at[2] = {ml_type_find(index, value->axis[i]), i};
         int out = value->axis[i] == axis ? -1 : ml_type_find(t, value->axis[i]);
-        cut(s, n, value->axis[i], at, out, ML_PARTIAL_SUM);
+        shard_cut_along(s, n, value->axis[i], at, out, ML_PARTIAL_SUM);
     }
     int at[2] = {-1, -1};
-    cut(s, n, axis, at, ml_type_find(t, axis), 0);
+    shard_cut_along(s, n, axis, at, ml_type_find(t, axis), 0);
 }
 
 /* Along the axes of a row; all ranks write all rows. */
 static void propose_write_rows(sharder *s, ml_ref n) {
-    const ml_type *t = ml_graph_type(s->from, n), *value = source_type(s, n, 2);
+    const ml_type *t = ml_graph_type(s->from, n), *value = shard_source_type(s, n, 2);
     ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
     for (int i = 0; i < t->rank; i++) {
         int at[3] = {i, -1, ml_type_find(value, t->axis[i])};
-        if (t->axis[i] != axis) cut(s, n, t->axis[i], at, i, 0);
+        if (t->axis[i] != axis) shard_cut_along(s, n, t->axis[i], at, i, 0);
     }
 }
 
@@ -344,112 +352,9 @@ static void propose_reduced(sharder *s, ml_ref n) {
         ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[i];
         int at[3] = {-1, -1, -1}; /* DOT may have a scale */
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-            at[k] = ml_type_find(source_type(s, n, k), axis);
-        cut(s, n, axis, at, -1, combine_of(op));
+            at[k] = ml_type_find(shard_source_type(s, n, k), axis);
+        shard_cut_along(s, n, axis, at, -1, combine_of(op));
     }
-}
-
-/* Along every axis that no window names: split in the result, or a part of a sum; and along those
- * of windows, with what neighbours have. */
-static void propose_conv(sharder *s, ml_ref n) {
-    const ml_type *t = ml_graph_type(s->from, n);
-    conv_window w[CONV_WINDOWS];
-    int count = conv_read(s->from, n, w);
-    for (int k = 0; k < 2; k++) {
-        const ml_type *from = source_type(s, n, k);
-        for (int i = 0; i < from->rank; i++) {
-            ml_axis axis = from->axis[i];
-            int at[2] = {ml_type_find(source_type(s, n, 0), axis),
-                         ml_type_find(source_type(s, n, 1), axis)};
-            bool proposed = k == 1 && at[0] >= 0;
-            for (int j = 0; j < count; j++)
-                proposed = proposed || w[j].axis == axis || w[j].taps == axis;
-            if (!proposed) cut(s, n, axis, at, ml_type_find(t, axis), ML_PARTIAL_SUM);
-        }
-    }
-    shard_propose_windows(s, n);
-}
-
-/* Rows of groups: a rank with some of the groups computes a part of the sum; a rank with some of
- * the rows counts its groups' bounds from where its rows begin. */
-static void propose_ragged(sharder *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->from, n);
-    const ml_type *t = ml_graph_type(s->from, n);
-    for (int k = 0; k < 2; k++) {
-        const ml_type *from = source_type(s, n, k);
-        for (int i = 0; i < from->rank; i++) {
-            int at[4];
-            for (int other = 0; other < node->source_count; other++)
-                at[other] = ml_type_find(source_type(s, n, other), from->axis[i]);
-            if (k == 1 && at[0] >= 0) continue; /* proposed already */
-            cut(s, n, from->axis[i], at, ml_type_find(t, from->axis[i]), ML_PARTIAL_SUM);
-        }
-    }
-    if (node->op == ML_OP_RAGGED_DOT) return;
-    int groups = ml_type_find(source_type(s, n, 2), t->axis[0]);
-    int at[4] = {-1, -1, groups, groups};
-    cut(s, n, t->axis[0], at, 0, 0);
-}
-
-/* Cut over groups, rows of the same groups are enough. */
-static void take_own_rows(sharder *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->from, n);
-    int operands = node->op == ML_OP_RAGGED_DOT ? 1 : 2;
-    for (uint32_t i = 0; i < s->strategy_count; i++) {
-        ml_placement *need = &s->pool.at[s->strategies.at[i].sources];
-        ml_placement over_groups = shard_split(source_type(s, n, 2)->rank - 1);
-        bool cut_before = false; /* these groups would be others than those of the rows */
-        for (int j = 0; j < s->mesh; j++)
-            cut_before = cut_before || shard_same(s->need[2].over[j], over_groups);
-        if (cut_before || !shard_same(need[2], over_groups)) continue;
-        for (int k = 0; k < operands; k++) {
-            ml_ref source = ml_graph_source(s->from, n, k);
-            int row = own_rows(s, source);
-            const ml_ref *owner = shard_owner(s, source);
-            if (row < 0 || owner[0] != ml_graph_source(s->from, n, 2) ||
-                owner[1] != ml_graph_source(s->from, n, 3))
-                continue;
-            need[k] = (ml_placement){ML_OWNED, (uint8_t)row};
-        }
-    }
-}
-
-/* Both sources are sums over the ranks as well: so is what they add up to. */
-static bool sums(const sharder *s, ml_ref n) {
-    return source_has(s, n, 0, (ml_placement){ML_PARTIAL_SUM, 0}) &&
-           source_has(s, n, 1, (ml_placement){ML_PARTIAL_SUM, 0});
-}
-
-/* Elementwise ops, and sums over other axes, of rows of one partition into groups. */
-static void propose_own_rows(sharder *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->from, n);
-    const ml_type *t = ml_graph_type(s->from, n);
-    const ml_ref *owner = NULL;
-    ml_axis row_axis = 0;
-    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM) return;
-    for (int k = 0; k < node->source_count; k++)
-        for (int j = 0; j < s->mesh; j++)
-            if (s->need[k].over[j].kind == ML_OWNED || s->need[k].over[j].kind == ML_SENT)
-                return; /* over one mesh axis only */
-    for (int k = 0; k < node->source_count; k++) {
-        ml_ref source = ml_graph_source(s->from, n, k);
-        int row = own_rows(s, source);
-        if (row < 0) continue;
-        const ml_ref *other = shard_owner(s, source);
-        ml_axis axis = ml_graph_type(s->from, source)->axis[row];
-        if (owner && (other[0] != owner[0] || other[1] != owner[1] || axis != row_axis)) return;
-        owner = other;
-        row_axis = axis;
-    }
-    if (!owner || ml_type_find(t, row_axis) < 0) return;
-    if ((node->op == ML_OP_ADD || node->op == ML_OP_SUB) && sums(s, n)) return;
-    shard_strategy *to = shard_strategy_new(s, n, SHARD_OWN);
-    for (int k = 0; k < node->source_count; k++) {
-        int row = own_rows(s, ml_graph_source(s->from, n, k));
-        if (row >= 0)
-            s->pool.at[to->sources + (uint32_t)k] = (ml_placement){ML_OWNED, (uint8_t)row};
-    }
-    to->out[0] = (ml_placement){ML_OWNED, (uint8_t)ml_type_find(t, row_axis)};
 }
 
 /* ---- Partial operands ------------------------------------------------------------------------ */
@@ -463,7 +368,7 @@ static bool is_zero(const sharder *s, ml_ref n) {
 static bool partial(const sharder *s, ml_ref n, int k, ml_placement_kind kind) {
     ml_ref source = ml_graph_source(s->from, n, k);
     if (s->values[source].users != 1) return false;
-    if (kind == ML_PARTIAL_SUM && !s->values[source].repeats && own_rows(s, source) >= 0)
+    if (kind == ML_PARTIAL_SUM && !s->values[source].repeats && shard_own_rows(s, source) >= 0)
         return true; /* rows of others can be cleared */
     return has_version(s, source, (ml_placement){kind, 0});
 }
@@ -471,7 +376,7 @@ static bool partial(const sharder *s, ml_ref n, int k, ml_placement_kind kind) {
 /* Each source is a number that is whole, or that may stay partial. */
 static bool whole_or(const sharder *s, ml_ref n) {
     for (int k = 0; k < 2; k++)
-        if (!partial(s, n, k, ML_PARTIAL_SUM) && !source_has(s, n, k, (ml_placement){0}))
+        if (!partial(s, n, k, ML_PARTIAL_SUM) && !shard_source_has(s, n, k, (ml_placement){0}))
             return false;
     return true;
 }
@@ -488,7 +393,7 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     if (node->op == ML_OP_MAX) return kind == ML_PARTIAL_MAX && first ? 1 : 0;
     if (node->op == ML_OP_MIN) return kind == ML_PARTIAL_MIN && first ? 1 : 0;
     if (node->op == ML_OP_CAST) { /* sums of gradients keep all their bits */
-        const ml_type *from = source_type(s, n, 0);
+        const ml_type *from = shard_source_type(s, n, 0);
         bool wider = ml_is_float(t->dtype) && ml_is_float(from->dtype) &&
                      ml_dtypes[t->dtype].promotion > ml_dtypes[from->dtype].promotion;
         return wider && s->values[n].params && first ? 1 : 0;
@@ -498,7 +403,7 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     case ML_LINEAR_NO: return 0;
     case ML_LINEAR_A: return first ? 1 : 0;
     case ML_LINEAR_B: return second ? 2 : 0;
-    case ML_LINEAR_EACH: return ml_op_is_ragged(node->op) || first == second ? 0 : first ? 1 : 2;
+    case ML_LINEAR_EACH: return first == second ? 0 : first ? 1 : 2;
     case ML_LINEAR_JOINT: /* what is added to a sum becomes one, and so do numbers: norms of tensors
                              that are split and of others */
         if (first && second) return 3;
@@ -524,7 +429,7 @@ static int partial_rank(const sharder *s, ml_ref n) {
                                                                    : SHARD_KEEP_PARTIAL;
 }
 
-static void propose_partial(sharder *s, ml_ref n) {
+void shard_propose_partial(sharder *s, ml_ref n) {
     int count = ml_graph_node(s->from, n)->source_count;
     for (int kind = ML_PARTIAL_SUM; kind <= ML_PARTIAL_MIN; kind++) {
         unsigned sources = 0;
@@ -565,7 +470,7 @@ static void propose_rest(sharder *s, ml_ref n) {
     case ML_OP_CUMSUM:
     case ML_OP_SORT: by_name(s, n, (ml_axis)args[0]); break;
     case ML_OP_TOP_K:
-        by_position(s, n, ml_type_find(source_type(s, n, 0), (ml_axis)args[0]));
+        by_position(s, n, ml_type_find(shard_source_type(s, n, 0), (ml_axis)args[0]));
         break;
     case ML_OP_SPLIT: propose_split(s, n); break;
     case ML_OP_MERGE: propose_merge(s, n); break;
@@ -575,31 +480,22 @@ static void propose_rest(sharder *s, ml_ref n) {
     case ML_OP_MAX:
     case ML_OP_MIN:
     case ML_OP_DOT: propose_reduced(s, n); break;
-    case ML_OP_CONV: propose_conv(s, n); break;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER:
-        propose_ragged(s, n);
-        take_own_rows(s, n);
-        break;
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
     case ML_OP_WRITE_ROWS: propose_write_rows(s, n); break;
-    case ML_OP_CACHED_ATTENTION: shard_propose_cached_attention(s, n); break;
-    case ML_OP_LINEAR_SCAN:
-    case ML_OP_LINEAR_SCAN_GRAD: shard_propose_linear_scan(s, n); break;
-    case ML_OP_RECURRENCE: break; /* recurrence/shard.c */
     }
 }
 
 void shard_propose(sharder *s, ml_ref n) {
     ml_op op = ml_graph_node(s->from, n)->op;
     if (op == ML_OP_PLACE && propose_place(s, n)) return;
-    if (ml_op_is_map(op))
-        by_name(s, n, 0);
-    else
-        propose_rest(s, n);
-    propose_own_rows(s, n);
-    shard_propose_sent(s, n);
-    propose_partial(s, n);
+    if (ml_op_interfaces[op]) {
+        ml_op_interfaces[op]->propose(s, n);
+    } else {
+        if (ml_op_is_map(op))
+            by_name(s, n, 0);
+        else
+            propose_rest(s, n);
+        if (s->rows && (ml_op_is_map(op) || op == ML_OP_SUM)) s->rows->propose(s, n);
+        shard_propose_partial(s, n);
+    }
     (void)shard_strategy_new(s, n, SHARD_NO_CUT);
 }

@@ -1,7 +1,7 @@
 /* What the collectives of a sharded graph move. */
 #include <string.h>
 
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/graph/op_interface.h"
 #include "runtime/shard/shard.h"
 
 int64_t ml_shard_sent(const ml_graph *g, ml_ref n) {
@@ -16,12 +16,11 @@ static void add(const ml_graph *g, const ml_layout *layout, int64_t times,
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
         const ml_node *node = ml_graph_node(g, n);
         if (node->flags & ML_NODE_FUNCTION) continue;
-        if (node->op == ML_OP_RECURRENCE) {
-            ml_recurrence r;
-            ml_roots roots;
-            ml_recurrence_read(g, n, &r);
-            ml_graph *body = ml_recurrence_body(g, n, NULL, &roots);
-            add(body, layout, times * r.length, traffic);
+        const ml_op_interface *own = ml_op_interfaces[node->op];
+        if (own && own->body) {
+            int64_t length;
+            ml_graph *body = own->body(g, n, &length);
+            add(body, layout, times * length, traffic);
             ml_graph_free(body);
         }
         if (ml_ops[node->op].op_class != ML_CLASS_COLLECTIVE) continue;

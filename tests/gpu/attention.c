@@ -1,6 +1,7 @@
 /* Attention on the GPU, forward and backward: cuDNN and the template kernels against the
  * definition in float64. Short sequences take the same kernels as long ones here, because the
  * target is set never to fall back to the score matrix. */
+#include "runtime/ops/attention/attention.h"
 #include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
 #include "tests/ops/support.h"

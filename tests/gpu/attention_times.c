@@ -12,6 +12,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/device/profile.h"
+#include "runtime/ops/attention/attention.h"
 #include "tests/gpu/bench.h"
 #include "tests/ops/support.h"
 

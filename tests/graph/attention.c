@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/passes/support.h"
 
 typedef struct {

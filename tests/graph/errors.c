@@ -1,6 +1,7 @@
 /* The exact texts of what users get wrong. */
 #include <stdio.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "tests/graph/support.h"
 

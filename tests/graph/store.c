@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/graph/support.h"
 
 static void equal_nodes_are_one(ml_graph *g) {

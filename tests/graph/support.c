@@ -1,6 +1,7 @@
 /* See tests/graph/support.h. */
 #include "tests/graph/support.h"
 #include "runtime/graph/collectives.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"

@@ -3,6 +3,7 @@
 #define GRAPH_SUPPORT_H
 
 #include "runtime/graph/graph.h"
+#include "runtime/ops/attention/attention.h"
 #include "tests/test.h"
 
 /* Runs body with an empty graph, which is freed afterwards; what body raises fails the test. */

@@ -1,5 +1,6 @@
 /* See text.h. */
 #include "tests/graph/text.h"
+#include "runtime/ops/attention/attention.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/graph/support.h"
 
 /* Of graph_sample's node, where it is not elementwise. */

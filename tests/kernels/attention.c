@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/kernels/support.h"
 
 typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS, STRIPES } score_kind;

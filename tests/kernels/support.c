@@ -8,6 +8,7 @@
 
 #include "codegen/jit/jit.h"
 #include "codegen/kernels/files.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "tests/emit/emulate.h"
 

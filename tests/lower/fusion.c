@@ -1,4 +1,5 @@
 /* What is fused: the steps that typical pieces of a model become. */
+#include "runtime/ops/attention/attention.h"
 #include "tests/lower/support.h"
 
 #include <string.h>

@@ -2,6 +2,7 @@
  * over shapes that cross the kernels' tiles. */
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/ops/support.h"
 
 static ml_dtype dtype; /* of the running test */

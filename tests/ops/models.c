@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/ops/support.h"
 
 static ml_dtype dtype;

@@ -11,6 +11,9 @@
 #include <string.h>
 
 #include "codegen/lower/lower.h"
+#include "runtime/ops/conv/conv.h"
+#include "runtime/ops/quantize/scale_products.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "tests/graph/text.h"
 #include "tests/pipeline/support.h"
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/passes/support.h"
 
 #define AXIS(name) fixture_axis(f, name)

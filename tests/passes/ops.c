@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"

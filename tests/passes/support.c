@@ -1,6 +1,8 @@
 /* What the tests of the passes share (tests/passes/support.h). */
 #include "tests/passes/support.h"
+#include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "runtime/ops/recurrence/recurrence.h"
 
 #include <math.h>

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/passes/support.h"
 #include "tests/process/support.h"
 

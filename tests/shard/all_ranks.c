@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/graph/reference.h"
+#include "runtime/ops/recurrence/loop.h"
 #include "tests/shard/support.h"
 
 typedef struct {

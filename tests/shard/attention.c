@@ -5,6 +5,7 @@
 
 #include "codegen/lower/library.h"
 #include "runtime/compile.h"
+#include "runtime/ops/attention/attention.h"
 #include "tests/shard/support.h"
 
 enum { DRAWS = 40 };

@@ -1,5 +1,6 @@
 /* See tests/shard/cases.h. */
 #include "tests/shard/cases.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "runtime/ops/conv/conv.h"
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "tests/shard/support.h"
 
 typedef struct {

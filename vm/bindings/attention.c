@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 #include "vm/bindings/precision.h"
 

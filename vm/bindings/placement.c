@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/graph/by_sequence.h"
+#include "runtime/ops/attention/by_sequence.h"
 #include "vm/vm.h"
 
 typedef struct {

@@ -1,4 +1,5 @@
 #include "vm/bindings/precision.h"
+#include "runtime/ops/attention/attention.h"
 
 #include <string.h>
 

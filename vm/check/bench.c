@@ -8,6 +8,7 @@
 #include "runtime/compile.h"
 #include "runtime/exec/program.h"
 #include "runtime/graph/analysis.h"
+#include "runtime/ops/attention/attention.h"
 #include "vm/cli/gpus.h"
 
 enum { RUNS = 5, MOST_RUNS = 200 };

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
 #include "vm/bindings/precision.h"

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
+#include "runtime/ops/attention/attention_internal.h"
 
 enum { ARGS = 12, QKV = 3, GRAD_SOURCES = 6, PLACES = 2 };
 
@@ -185,7 +187,7 @@ static void check_functions(const infer *in, const ml_attention_args *a, int cap
     if (a->derivative) attention_check_function(in, a->derivative, params, known, score);
 }
 
-void infer_attention(infer *in, ml_type *out) {
+void attention_infer(infer *in, ml_type *out) {
     ml_attention_args a = unpack(in->args);
     bool grad = in->op == ML_OP_ATTENTION_GRAD;
     int captured = (grad ? GRAD_SOURCES : QKV) + a.placed * PLACES;

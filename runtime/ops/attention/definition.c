@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
 
 typedef struct {
     ml_graph *g;

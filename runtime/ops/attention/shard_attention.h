@@ -7,6 +7,7 @@
 #ifndef ML_SHARD_ATTENTION_H
 #define ML_SHARD_ATTENTION_H
 
+#include "runtime/ops/attention/attention.h"
 #include "runtime/shard/shard_internal.h"
 
 enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_LSE = 4 };
@@ -46,6 +47,11 @@ bool shard_attention_along(const shard_attention *x, int k, ml_axis axis);
  * both are the same rows of the whole, which need no places. */
 void shard_attention_call(shard_attention *x, const shard_rows *q, const shard_rows *k, bool causal,
                           bool aligned, ml_ref *outputs);
+
+/* A score function in s->to: its elementwise nodes over what leaf(context, n) gives for each PARAM
+ * and IOTA n of s->from; 0 for 0. */
+typedef ml_ref shard_copy_leaf(void *context, ml_ref n);
+ml_ref shard_copy_function(sharder *s, ml_ref root, shard_copy_leaf *leaf, void *context);
 
 /* ---- shard_context.c ---- */
 void shard_attention_rows(shard_attention *x, ml_ref *outputs);

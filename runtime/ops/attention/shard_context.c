@@ -253,10 +253,10 @@ static bool kept_lse(halves *h, int k, ml_ref part[2]) {
     if (!x->grad || k != ATTENTION_LSE || ml_graph_node(x->s->from, source)->op != ML_OP_OUT)
         return false;
     const shard_value *made = &x->s->values[ml_graph_source(x->s->from, source, 0)];
-    if (!made->lse[LOW]) return false;
+    if (!made->kept[LOW]) return false;
     for (int i = 0; i < x->s->layout->count; i++)
         if (!shard_same(made->output_places[1].over[i], x->need[k].over[i])) return false;
-    part[LOW] = made->lse[LOW], part[HIGH] = made->lse[HIGH];
+    part[LOW] = made->kept[LOW], part[HIGH] = made->kept[HIGH];
     return true;
 }
 
@@ -296,7 +296,7 @@ static void finish_queries(halves *h, ml_ref *outputs) {
     outputs[0] = trade_back(h, part, x->args.seq);
     if (x->grad) return;
     shard_value *value = &x->s->values[x->n];
-    for (int i = 0; i < 2; i++) value->lse[i] = h->lse[i];
+    for (int i = 0; i < 2; i++) value->kept[i] = h->lse[i];
     outputs[1] = trade_back(h, h->lse, x->args.seq);
 }
 

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
+#include "runtime/ops/attention/attention_internal.h"
 #include "runtime/ops/attention/shard_attention.h"
 
 enum { Q = ATTENTION_Q, K = ATTENTION_K, V = ATTENTION_V };
@@ -241,8 +243,8 @@ static void find_cuts(shard_attention *x) {
     x->seq_cut = cuts > 0;
 }
 
-void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                           const ml_placements *out, ml_ref *outputs) {
+void attention_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                     const ml_placements *out, ml_ref *outputs) {
     shard_attention x = {.s = s, .g = s->to, .n = n, .need = need};
     x.count = ml_graph_node(s->from, n)->source_count;
     x.grad = ml_graph_node(s->from, n)->op == ML_OP_ATTENTION_GRAD;

@@ -1,5 +1,7 @@
 /* How attention and its gradient can be cut over one mesh axis: along a batch axis, the heads, the
  * queries with all keys gathered, or queries and keys both (a ring). */
+#include "runtime/ops/attention/attention.h"
+#include "runtime/ops/attention/attention_internal.h"
 #include "runtime/shard/shard_internal.h"
 
 enum { Q, K, V };
@@ -114,7 +116,7 @@ static void propose_queries(const attention *x) {
         (void)split_along(x, seq, 0);
 }
 
-void shard_propose_attention(sharder *s, ml_ref n) {
+void attention_propose(sharder *s, ml_ref n) {
     attention x = {.s = s, .n = n, .count = ml_graph_node(s->from, n)->source_count};
     x.grad = ml_graph_node(s->from, n)->op == ML_OP_ATTENTION_GRAD;
     ml_attention_read(s->from, n, &x.args);

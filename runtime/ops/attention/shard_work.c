@@ -2,6 +2,7 @@
  * depends on where the parts begin, which the graph computes from a rank's coordinates: that little
  * arithmetic is done here for every rank. */
 #include "runtime/graph/reference.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/shard/shard.h"
 
 enum { MOST_RANKS = 4096 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
 
 enum { ARGS = 13 };
 
@@ -153,7 +154,7 @@ static void check_function(const infer *in, const ml_cached_attention_args *a) {
     if (a->score) attention_check_function(in, a->score, params, count + 1, &score);
 }
 
-void infer_cached_attention(infer *in, ml_type *out) {
+void cached_attention_infer(infer *in, ml_type *out) {
     ml_cached_attention_args a = unpack(in->args);
     if (in->source_count < CACHED_CAPTURED)
         ml_raise(ML_INTERNAL, "%s has %d operands", ml_ops[in->op].name, in->source_count);

@@ -55,7 +55,18 @@ void ml_cached_attention_score_type(const ml_graph *g, const ml_ref *sources,
 void ml_cached_attention_param_type(const ml_graph *g, const ml_ref *sources,
                                     const ml_cached_attention_args *args, ml_ref captured,
                                     ml_type *out);
+/* ---- For its interface (interface.c) ---- */
+
+struct infer;
+struct ml_placements;
+struct sharder;
+
+void cached_attention_infer(struct infer *in, ml_type *out);
 /* Its definition: the pools gathered by the table, then attention's. */
-ml_ref ml_cached_attention_decompose(ml_graph *g, ml_ref n);
+void cached_attention_define(ml_graph *g, ml_ref n, ml_ref *outputs);
+void cached_attention_propose(struct sharder *s, ml_ref n);
+void cached_attention_local(struct sharder *s, ml_ref n, const ml_ref *sources,
+                            const struct ml_placements *need, const struct ml_placements *out,
+                            ml_ref *outputs);
 
 #endif

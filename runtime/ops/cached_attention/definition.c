@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
 
 typedef struct {
@@ -172,7 +173,7 @@ static ml_ref scores(parts *p) {
     return ml_where(g, may_attend(p), s, ml_const(g, p->compute, -INFINITY));
 }
 
-ml_ref ml_cached_attention_decompose(ml_graph *g, ml_ref n) {
+void cached_attention_define(ml_graph *g, ml_ref n, ml_ref *outputs) {
     parts p = start(g, n);
     const ml_type type = *ml_graph_type(g, n);
     ml_ref s = scores(&p), none = ml_const(g, p.compute, -INFINITY);
@@ -186,5 +187,5 @@ ml_ref ml_cached_attention_decompose(ml_graph *g, ml_ref n) {
     ml_ref weights = ml_cast(g, map2(&p, ML_OP_DIV, e, safe), p.dtype);
     ml_ref v = ml_cast(g, gathered(&p, p.source[CACHED_V]), p.dtype);
     ml_ref o = ml_dot(g, split_heads(&p, weights), v, &p.args.kv_seq, 1, p.dtype);
-    return ml_cast(g, ml_permute(g, merge_heads(&p, o), &type), (ml_dtype)type.dtype);
+    outputs[0] = ml_cast(g, ml_permute(g, merge_heads(&p, o), &type), (ml_dtype)type.dtype);
 }

@@ -1,8 +1,8 @@
 /* How attention to cached keys and values can be cut: along the rows, with whole pools, or along
  * the heads with those of keys and values; where these do not divide, all ranks do all of it. What
  * fills up a part would read blocks that no table lists, so that parts are equal. */
+#include "runtime/ops/attention/shard_attention.h"
 #include "runtime/ops/cached_attention/cached_attention.h"
-#include "runtime/shard/shard_internal.h"
 
 typedef struct {
     sharder *s;
@@ -50,7 +50,7 @@ static void split_along(const cached *x, ml_axis axis, ml_axis in_pools) {
     to->out[0] = shard_split(at[CACHED_Q]);
 }
 
-void shard_propose_cached_attention(sharder *s, ml_ref n) {
+void cached_attention_propose(sharder *s, ml_ref n) {
     const cached x = read_node(s, n);
     split_along(&x, x.row, 0);
     split_along(&x, x.args.heads, x.args.kv_heads);
@@ -89,9 +89,8 @@ static ml_ref copy_leaf(void *context, ml_ref n) {
     return parameter(x, args[0], &type);
 }
 
-void shard_local_cached_attention(sharder *s, ml_ref n, const ml_ref *sources,
-                                  const ml_placements *need, const ml_placements *out,
-                                  ml_ref *outputs) {
+void cached_attention_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                            const ml_placements *out, ml_ref *outputs) {
     cached x = read_node(s, n);
     x.need = need;
     x.sources = sources;

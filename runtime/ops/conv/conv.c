@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/graph/infer.h"
+#include "runtime/graph/reference.h"
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
@@ -105,7 +106,7 @@ static void check_paired(const infer *in, ml_axis axis) {
         ml_raise(ML_INTERNAL, "conv has \"%s\" in one of its tensors alone", name_of(in, axis));
 }
 
-void infer_conv(infer *in, ml_type *out) {
+void conv_infer(infer *in, ml_type *out) {
     conv_window w[CONV_WINDOWS];
     int64_t taps = 1;
     if (in->arg_count < CONV_ARGS || in->arg_count > CONV_ARGS * CONV_WINDOWS || !in->given)
@@ -256,12 +257,14 @@ static bool walk_step(conv_walk *w) {
     return false;
 }
 
-void reference_conv(const reference_value *a, const reference_value *b, const int64_t *args,
-                    int arg_count, reference_value *out) {
+void conv_evaluate(reference_run *r, ml_ref n, int i, reference_value *out) {
+    const reference_value *a = &r->values[ml_graph_source(r->graph, n, 0)];
+    const reference_value *b = &r->values[ml_graph_source(r->graph, n, 1)];
     const ml_type *types[3] = {&a->type, &b->type, &out->type};
     conv_walk w;
     int64_t place[3];
-    walk_begin(&w, types, args, arg_count);
+    (void)i;
+    walk_begin(&w, types, ml_graph_args(r->graph, n), ml_graph_node(r->graph, n)->arg_count);
     do
         if (walk_places(&w, place))
             out->cells[place[2]].number += a->cells[place[0]].number * b->cells[place[1]].number;

@@ -12,12 +12,11 @@
  * and the result keeps are convolved each for itself, and groups are an axis of all three.
  *
  * Sums are in the compute dtype (f32 of bf16) and rounded once. Kernels have none of it:
- * ml_decompose_conv (runtime/passes) writes it as products and shifted views. */
+ * ml_decompose_conv writes it as products and shifted views. */
 #ifndef ML_CONV_H
 #define ML_CONV_H
 
 #include "runtime/graph/graph.h"
-#include "runtime/graph/reference.h"
 
 enum {
     CONV_ARGS = 6, /* of each window */
@@ -41,11 +40,25 @@ bool conv_gives_taps(const ml_graph *g, ml_ref n);
 /* The size of a window's index t, and of k. */
 int64_t conv_steps(const ml_graph *g, ml_ref n, const conv_window *window);
 int64_t conv_taps(const ml_graph *g, ml_ref n, const conv_window *window);
+/* The pass: convolutions as products and shifted views. */
+ml_graph *ml_decompose_conv(const ml_graph *from, ml_roots *roots);
+bool ml_decompose_conv_applies(const ml_graph *g); /* whether there is one */
+
+/* ---- For its interface (interface.c) ---- */
+
+struct infer;
+struct ml_placements;
+struct reference_run;
+struct reference_value;
+struct sharder;
+
+void conv_infer(struct infer *in, ml_type *out);
 /* The gradient of operand 0 or 1 of n. */
 ml_ref conv_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand);
 double conv_flops(const ml_graph *g, ml_ref n);
-/* By definition; `out` is zeroed. */
-void reference_conv(const reference_value *a, const reference_value *b, const int64_t *args,
-                    int arg_count, reference_value *out);
+void conv_evaluate(struct reference_run *r, ml_ref n, int i, struct reference_value *out);
+void conv_propose(struct sharder *s, ml_ref n);
+void conv_local(struct sharder *s, ml_ref n, const ml_ref *sources,
+                const struct ml_placements *need, const struct ml_placements *out, ml_ref *outputs);
 
 #endif

@@ -45,7 +45,7 @@ static int64_t size_of(const ml_graph *g, ml_ref n, ml_axis axis) {
     return t->size[ml_type_find(t, axis)];
 }
 
-void shard_propose_windows(sharder *s, ml_ref n) {
+static void propose_windows(sharder *s, ml_ref n) {
     conv_window w[CONV_WINDOWS];
     halo h;
     int count = conv_read(s->from, n, w);
@@ -68,6 +68,28 @@ void shard_propose_windows(sharder *s, ml_ref n) {
         to->out[0] = gives_taps ? (ml_placement){ML_PARTIAL_SUM, 0}
                                 : shard_split(ml_type_find(ml_graph_type(s->from, n), w[i].axis));
     }
+}
+
+/* Along every axis that no window names: split in the result, or a part of a sum; and along those
+ * of windows, with what neighbours have. */
+void conv_propose(sharder *s, ml_ref n) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    conv_window w[CONV_WINDOWS];
+    int count = conv_read(s->from, n, w);
+    for (int k = 0; k < 2; k++) {
+        const ml_type *from = shard_source_type(s, n, k);
+        for (int i = 0; i < from->rank; i++) {
+            ml_axis axis = from->axis[i];
+            int at[2] = {ml_type_find(shard_source_type(s, n, 0), axis),
+                         ml_type_find(shard_source_type(s, n, 1), axis)};
+            bool proposed = k == 1 && at[0] >= 0;
+            for (int j = 0; j < count; j++)
+                proposed = proposed || w[j].axis == axis || w[j].taps == axis;
+            if (!proposed) shard_cut_along(s, n, axis, at, ml_type_find(t, axis), ML_PARTIAL_SUM);
+        }
+    }
+    propose_windows(s, n);
+    shard_propose_partial(s, n);
 }
 
 /* The x of the rank that is `to` before this one: each sends its own that far on. 0 where there is
@@ -116,8 +138,8 @@ static ml_ref part_of_steps(local_conv *c, ml_ref x, int64_t before, int64_t fir
     return c->gives_taps ? y : ml_pad(g, y, axis, first, steps - last);
 }
 
-ml_ref shard_local_conv(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                        const ml_type *local) {
+static ml_ref local_steps(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                          const ml_type *local) {
     local_conv c = {.s = s, .a = sources[0], .b = sources[1], .type = *local};
     ml_graph *g = s->to;
     int mesh = -1;
@@ -147,4 +169,12 @@ ml_ref shard_local_conv(sharder *s, ml_ref n, const ml_ref *sources, const ml_pl
         y = ml_map2(g, ML_OP_ADD, y, part_of_steps(&c, x, before, h.high, h.steps));
     }
     return ml_cast(g, y, local->dtype);
+}
+
+void conv_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                const ml_placements *out, ml_ref *outputs) {
+    ml_type local = ml_layout_local(s->layout, ml_graph_type(s->from, n), &out[0]);
+    ml_ref cleared[2];
+    for (int k = 0; k < 2; k++) cleared[k] = shard_reduced_source(s, n, k, sources[k], &need[k]);
+    outputs[0] = local_steps(s, n, cleared, need, &local);
 }

@@ -130,7 +130,7 @@ static void check_operand(const infer *in, const ml_linear_scan *s, int i) {
     }
 }
 
-void infer_linear_scan(infer *in, ml_type *out) {
+void linear_scan_infer(infer *in, ml_type *out) {
     bool grad = in->op == ML_OP_LINEAR_SCAN_GRAD;
     int least = LINEAR_SCAN_FIRST_PAIR + (grad ? COTANGENTS : 0);
     if (in->source_count < least || (in->source_count - least) % 2 ||

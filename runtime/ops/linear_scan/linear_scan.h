@@ -32,6 +32,10 @@
 
 #include "runtime/graph/graph.h"
 
+static inline bool ml_op_is_linear_scan(ml_op op) {
+    return op == ML_OP_LINEAR_SCAN || op == ML_OP_LINEAR_SCAN_GRAD;
+}
+
 enum { LINEAR_SCAN_MOST_RANK = 4, LINEAR_SCAN_FIRST_PAIR = 5 };
 enum { LINEAR_SCAN_MOST_SOURCES = LINEAR_SCAN_FIRST_PAIR + 2 * LINEAR_SCAN_MOST_RANK };
 
@@ -62,7 +66,35 @@ void ml_linear_scan_type(const ml_graph *g, ml_ref n, int i, ml_type *out);
 /* Either op by its definition as products over chunks: its outputs. */
 void ml_linear_scan_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);
 
-/* ---- Inside of the graph ---- */
+/* ---- Passes ---- */
+
+/* Linear scans as products over chunks of positions, where served() says that no kernel takes one.
+ */
+typedef bool ml_linear_scan_served(const void *context, const ml_graph *g, ml_ref n);
+ml_graph *ml_decompose_linear_scans(const ml_graph *from, ml_roots *roots,
+                                    ml_linear_scan_served *served, const void *context);
+bool ml_decompose_linear_scans_applies(const ml_graph *g); /* whether there is one */
+/* Cuts those that a kernel serves into segments of `least` positions or more, where rows are too
+ * few for so many multiprocessors. */
+ml_graph *ml_segment_linear_scans(const ml_graph *from, ml_roots *roots, int multiprocessors,
+                                  int64_t least, ml_linear_scan_served *served,
+                                  const void *context);
+/* ---- For its interfaces (interface.c) ---- */
+
+struct infer;
+struct ml_placements;
+struct reference_run;
+struct sharder;
+
+void linear_scan_infer(struct infer *in, ml_type *out);
+/* All outputs, by loops over the positions. */
+struct reference_value *linear_scan_evaluate(struct reference_run *r, ml_ref n);
+void linear_scan_propose(struct sharder *s, ml_ref n);
+void linear_scan_local(struct sharder *s, ml_ref n, const ml_ref *sources,
+                       const struct ml_placements *need, const struct ml_placements *out,
+                       ml_ref *outputs);
+
+/* ---- Inside of linear scans ---- */
 
 /* {axis, batch..., last} of a state's batch axes; last 0: none. */
 void linear_scan_slices(const ml_linear_scan *scan, const ml_type *state, ml_axis last,

@@ -218,12 +218,12 @@ static reference_value *backward(scan *x) {
     return outputs;
 }
 
-reference_value *reference_linear_scan(reference_run *r, ml_ref node) {
+reference_value *linear_scan_evaluate(reference_run *r, ml_ref node) {
     scan x = {.r = r, .node = node};
-    if (!r->recurrences)
-        r->recurrences = ML_NEW_ARRAY(r->scratch, reference_value *, ml_graph_count(r->graph));
-    if (r->recurrences[node]) return r->recurrences[node];
+    if (!r->outputs)
+        r->outputs = ML_NEW_ARRAY(r->scratch, reference_value *, ml_graph_count(r->graph));
+    if (r->outputs[node]) return r->outputs[node];
     begin(&x);
     bool grad = ml_graph_node(r->graph, node)->op == ML_OP_LINEAR_SCAN_GRAD;
-    return r->recurrences[node] = grad ? backward(&x) : forward(&x);
+    return r->outputs[node] = grad ? backward(&x) : forward(&x);
 }

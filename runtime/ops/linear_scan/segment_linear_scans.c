@@ -6,6 +6,7 @@
  * then all segments side by side, each from its own state. That computes the states twice, which
  * pays where a quarter of the GPU or less would run otherwise. */
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/linear_scan/parts.h"
 #include "runtime/passes/passes.h"
 

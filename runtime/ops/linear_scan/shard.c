@@ -50,7 +50,7 @@ static linear_scan read_node(sharder *s, ml_ref n) {
     return x;
 }
 
-void shard_propose_linear_scan(sharder *s, ml_ref n) {
+void linear_scan_propose(sharder *s, ml_ref n) {
     const linear_scan x = read_node(s, n);
     const ml_type *state = type_of(&x, LINEAR_SCAN_STATE);
     for (int i = 0; i < state->rank; i++)
@@ -62,25 +62,6 @@ void shard_propose_linear_scan(sharder *s, ml_ref n) {
 }
 
 /* ---- One rank's part ------------------------------------------------------------------------- */
-
-ml_ref shard_coordinate(sharder *s, int mesh) {
-    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
-    return ml_graph_add(s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
-}
-
-ml_ref shard_gathered_parts(sharder *s, ml_ref n, int mesh, ml_axis parts) {
-    ml_graph *g = s->to;
-    ml_type type = *ml_graph_type(g, n);
-    const int64_t args[] = {mesh, s->layout->axis[mesh].size};
-    for (int i = type.rank++; i > 0; i--) {
-        type.axis[i] = type.axis[i - 1];
-        type.size[i] = type.size[i - 1];
-    }
-    type.axis[0] = parts;
-    type.size[0] = 1;
-    n = ml_broadcast(g, n, &type);
-    return ml_graph_add(g, ML_OP_ALL_GATHER, &n, 1, args, 2, NULL);
-}
 
 /* The state before this rank's part, and after the whole. */
 static ml_ref passed(const linear_scan *x, const ml_ref *sources, const ml_linear_scan *scan,
@@ -102,8 +83,9 @@ static int cut_over(const linear_scan *x, const ml_placements *need) {
     return -1;
 }
 
-void shard_local_linear_scan(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
-                             ml_ref *outputs) {
+void linear_scan_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                       const ml_placements *out, ml_ref *outputs) {
+    (void)out;
     linear_scan x = read_node(s, n);
     ml_graph *g = s->to;
     ml_ref own[LINEAR_SCAN_MOST_SOURCES + 2], final = 0;

@@ -13,6 +13,7 @@
  *
  * After sharding ml_widen_scaled_products rewrites those that no library serves: 8-bit floats are
  * exact in bf16, so products of bf16 that accumulate in f32 compute the same. */
+#include "runtime/ops/quantize/scale_products.h"
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 

@@ -22,20 +22,7 @@
 #include <string.h>
 
 #include "runtime/ops/ragged/ragged.h"
-#include "runtime/shard/shard_internal.h"
-
-int shard_sent_over(const sharder *s, const ml_placements *at) {
-    for (int i = 0; i < s->layout->count; i++)
-        if (at->over[i].kind == ML_SENT) return i;
-    return -1;
-}
-
-ml_placements shard_unsent(const sharder *s, const ml_placements *at) {
-    ml_placements before = *at;
-    int i = shard_sent_over(s, at);
-    before.over[i] = shard_split(at->over[i].batch);
-    return before;
-}
+#include "runtime/ops/ragged/shard_rows.h"
 
 /* ---- Where rows go --------------------------------------------------------------------------- */
 
@@ -234,11 +221,17 @@ static bool same_places(const sharder *s, const ml_placements *a, const ml_place
     return true;
 }
 
-const shard_exchange *shard_exchange_of(sharder *s, ml_ref n, const ml_placements *at, int i) {
+struct shard_exchanges {
+    shard_exchange *at;
+    uint32_t count, capacity;
+};
+
+const shard_exchange *rows_exchange(sharder *s, ml_ref n, const ml_placements *at, int i) {
     const ml_ref *owner = shard_owner(s, n);
     ml_placements bounds = bounds_at(s, n, owner, at);
-    for (uint32_t k = 0; k < s->exchanges.count; k++) {
-        const shard_exchange *e = &s->exchanges.at[k];
+    if (!s->exchanges) s->exchanges = ML_NEW(s->scratch, struct shard_exchanges);
+    for (uint32_t k = 0; k < s->exchanges->count; k++) {
+        const shard_exchange *e = &s->exchanges->at[k];
         if (e->mesh == i && e->owner[0] == owner[0] && e->owner[1] == owner[1] &&
             same_places(s, &e->bounds, &bounds))
             return e;
@@ -248,7 +241,7 @@ const shard_exchange *shard_exchange_of(sharder *s, ml_ref n, const ml_placement
     ml_ref starts = shard_get(s, made.owner[0], &bounds);
     ml_ref ends = shard_get(s, made.owner[1], &bounds);
     plan(s, &x, starts, ends, &made);
-    shard_exchange *kept = ML_PUSH(s->scratch, &s->exchanges);
+    shard_exchange *kept = ML_PUSH(s->scratch, s->exchanges);
     *kept = made;
     return kept;
 }
@@ -283,9 +276,9 @@ static ml_ref pick(ml_graph *g, ml_ref node, ml_axis a, ml_axis b, ml_ref index)
     return ml_gather(g, ml_merge(g, front(g, node, a, b), a, b, flat), index, flat);
 }
 
-ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
+ml_ref rows_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
     int i = shard_sent_over(s, at);
-    const shard_exchange *e = shard_exchange_of(s, n, at, i);
+    const shard_exchange *e = rows_exchange(s, n, at, i);
     exchange x = axes_of(s, n, e->owner, at, i);
     ml_ref packed = front(x.g, pick(x.g, node, x.axis[BATCH], x.axis[ROW], e->index), x.axis[PEER],
                           x.axis[PLACE]);
@@ -295,9 +288,9 @@ ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
     return ordered(s, n, sent);
 }
 
-ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
+ml_ref rows_bring_back(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
     int i = shard_sent_over(s, at);
-    const shard_exchange *e = shard_exchange_of(s, n, at, i);
+    const shard_exchange *e = rows_exchange(s, n, at, i);
     exchange x = axes_of(s, n, e->owner, at, i);
     ml_ref back = ml_rename(x.g, node, x.axis[BATCH], x.axis[PEER]);
     back = ml_rename(x.g, back, x.axis[ROW], x.axis[PLACE]);
@@ -309,7 +302,7 @@ ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) 
     return ml_where(x.g, ml_broadcast(x.g, lost, t), ml_const(x.g, (ml_dtype)t->dtype, NAN), back);
 }
 
-ml_ref shard_overflows(sharder *s) {
+ml_ref rows_overflows(sharder *s) {
     ml_graph *g = s->to;
     ml_type one = {.dtype = ML_F32, .rank = 1, .size = {1}};
     one.axis[0] = ml_axis_named(g, "exchanges'watched");
@@ -324,7 +317,7 @@ ml_ref shard_overflows(sharder *s) {
     return all;
 }
 
-ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value) {
+ml_ref rows_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value) {
     ml_graph *g = s->to;
     const ml_state *state = ml_graph_state(s->from, update->state);
     ml_axis over = ml_graph_type(g, overflows)->axis[0];
@@ -427,7 +420,7 @@ static void propose_product(sharder *s, ml_ref n) {
     to->out[0] = operands == 1 ? sent(s, n, &rows) : shard_split(0);
 }
 
-void shard_propose_sent(sharder *s, ml_ref n) {
+void rows_propose_sent(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     if (!(s->layout->exchange > 0)) return;
     if (node->op == ML_OP_RAGGED_DOT || node->op == ML_OP_RAGGED_OUTER) {

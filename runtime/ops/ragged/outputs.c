@@ -1,7 +1,8 @@
 /* Second outputs of products by groups of rows (ragged.h): their types, values and definitions in
- * terms of other ops. fuse_expert_norms.c and fuse_gated_experts.c of runtime/passes ask for them.
+ * terms of other ops. fuse_expert_norms.c and fuse_gated_experts.c ask for them.
  */
 #include "runtime/graph/infer.h"
+#include "runtime/graph/reference.h"
 #include "runtime/ops/ragged/ragged.h"
 
 /* ---- Sums of squares of blocks of a RAGGED_OUTER ---- */
@@ -10,14 +11,15 @@ int64_t ragged_blocks(int64_t size, int64_t block) {
 }
 
 /* The axes of a RAGGED_OUTER are {groups, m, n}. */
-void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out) {
+void ragged_squares_type(const ml_graph *g, ml_ref outer, int i, ml_type *out) {
+    (void)i;
     *out = *ml_graph_type(g, outer);
     out->dtype = ML_F32;
     out->size[1] = ragged_blocks(out->size[1], RAGGED_SQUARE_ROWS);
     out->size[2] = ragged_blocks(out->size[2], RAGGED_SQUARE_COLUMNS);
 }
 
-void reference_ragged_squares(const reference_value *outer, reference_value *out) {
+void ragged_squares(const reference_value *outer, reference_value *out) {
     int64_t rows = outer->type.size[1], columns = outer->type.size[2];
     for (int64_t i = 0; i < ml_type_elements(&outer->type); i++) {
         int64_t row = i / columns, group = row / rows;
@@ -29,13 +31,14 @@ void reference_ragged_squares(const reference_value *outer, reference_value *out
 
 /* ---- A RAGGED_DOT whose epilogue combines the halves of its columns ---- */
 /* The axes of a RAGGED_DOT are {batch, rows, n}, or without the first. */
-void ragged_gated_type(const ml_graph *g, ml_ref dot, ml_type *out) {
+void ragged_gated_type(const ml_graph *g, ml_ref dot, int i, ml_type *out) {
+    (void)i;
     *out = *ml_graph_type(g, dot);
     out->size[out->rank - 1] /= RAGGED_HALVES;
 }
 
 /* Numbers of the rows: each axis is one of the result's, but not its last. */
-void infer_ragged_gated(infer *in, const ml_type *out) {
+void ragged_check_gated(infer *in, const ml_type *out) {
     for (int i = RAGGED_PRODUCT_SOURCES; i < in->source_count; i++) {
         const ml_type *t = infer_source(in, i);
         for (int k = 0; k < t->rank; k++) {
@@ -50,7 +53,7 @@ void infer_ragged_gated(infer *in, const ml_type *out) {
 }
 
 /* For the reference: the product, and what follows it node by node. */
-void ragged_gated_decompose(ml_graph *g, ml_ref n, ml_ref *outputs) {
+void ragged_gated_define(ml_graph *g, ml_ref n, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(g, n);
     const int64_t *args = ml_graph_args(g, n);
     ml_ref sources[RAGGED_PRODUCT_SOURCES], values[RAGGED_HALVES + RAGGED_GATED_ROWS],

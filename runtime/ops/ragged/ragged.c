@@ -3,6 +3,7 @@
 #include "runtime/ops/ragged/ragged.h"
 
 #include "runtime/graph/infer.h"
+#include "runtime/graph/reference.h"
 
 static const char *name_of(const infer *in, int64_t axis) {
     return ml_axis_name(in->g, (ml_axis)axis);
@@ -96,13 +97,15 @@ static void infer_outer(infer *in, ml_type *out) {
     infer_append(in, out, y->axis[n], y->size[n]);
 }
 
-void infer_ragged(infer *in, ml_type *out) {
+void ragged_infer(infer *in, ml_type *out) {
+    if (in->source_count < RAGGED_PRODUCT_SOURCES)
+        ml_raise(ML_INTERNAL, "%s has %d operands", ml_ops[in->op].name, in->source_count);
     for (int i = 0; i < 2; i++) infer_float_only(in, i);
     ml_dtype dtype = infer_promote(in, 0, 2);
     if (in->given && ml_dtypes[in->given->dtype].kind == ML_KIND_FLOAT) dtype = in->given->dtype;
     out->dtype = dtype;
     if (in->op == ML_OP_RAGGED_DOT)
-        infer_dot(in, out), infer_ragged_gated(in, out);
+        infer_dot(in, out), ragged_check_gated(in, out);
     else
         infer_outer(in, out);
 }
@@ -206,8 +209,8 @@ static strides_by strides_along(const reference_value *const *source, const refe
 }
 
 /* Loops over (batch, group, row, i, j): i and j are the other axes of x and of w or y. */
-void reference_ragged(ml_op op, const reference_value *const *source, const int64_t *args,
-                      reference_value *out) {
+static void evaluate(ml_op op, const reference_value *const *source, const int64_t *args,
+                     reference_value *out) {
     const reference_value *x = source[0], *w = source[1];
     ml_axis rows = (ml_axis)args[0], groups = (ml_axis)args[1];
     ml_axis batch = batch_axis(&source[2]->type, groups);
@@ -237,4 +240,16 @@ void reference_ragged(ml_op op, const reference_value *const *source, const int6
                         .number;
             }
     }
+}
+
+void ragged_evaluate(reference_run *r, ml_ref n, int i, reference_value *out) {
+    const reference_value *sources[RAGGED_PRODUCT_SOURCES];
+    const ml_op op = (ml_op)ml_graph_node(r->graph, n)->op;
+    for (int k = 0; k < RAGGED_PRODUCT_SOURCES; k++)
+        sources[k] = &r->values[ml_graph_source(r->graph, n, k)];
+    reference_value product = {.type = *ml_graph_type(r->graph, n), .cells = out->cells};
+    if (i > 0)
+        product.cells = ML_NEW_ARRAY(r->scratch, reference_cell, ml_type_elements(&product.type));
+    evaluate(op, sources, ml_graph_args(r->graph, n), &product);
+    if (i > 0) ragged_squares(&product, out);
 }

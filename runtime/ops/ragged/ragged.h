@@ -13,7 +13,6 @@
 #define ML_RAGGED_H
 
 #include "runtime/graph/graph.h"
-#include "runtime/graph/reference.h"
 
 /* sources: x {batch, rows, reduced}, w {groups, reduced, n}, starts and ends i32 {batch, groups};
  * batch may be missing. Gives {batch, rows, n} of dtype. */
@@ -22,22 +21,49 @@ ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis r
 /* sources: x {batch, rows, m}, y {batch, rows, n}, starts and ends. Gives {groups, m, n}. */
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype);
 
+static inline bool ml_op_is_ragged(ml_op op) {
+    return op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
+}
+
 enum { RAGGED_SQUARE_ROWS = 16, RAGGED_SQUARE_COLUMNS = 256 };
 int64_t ragged_blocks(int64_t size, int64_t block); /* whole and partial ones */
-void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out);
-void reference_ragged_squares(const reference_value *outer, reference_value *out);
-
 enum { RAGGED_PRODUCT_SOURCES = 4, RAGGED_HALVES = 2 };
 enum { RAGGED_GATED_ROWS = 2, RAGGED_GATED_COLUMNS = 128 /* in whole blocks of these */ };
-void ragged_gated_type(const ml_graph *g, ml_ref dot, ml_type *out);
-/* What computes the same without a function: both outputs. */
-void ragged_gated_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);
 
+/* ---- Passes ---- */
+
+/* Sums of squares of products by groups come from the products' kernels. Last: other passes do not
+ * know this second output. */
+ml_graph *ml_fuse_expert_norms(const ml_graph *from, ml_roots *roots);
+bool ml_fuse_expert_norms_applies(const ml_graph *g); /* whether there is one */
+/* What follows the halves of a product by groups elementwise comes from the product's kernel. Last,
+ * too. */
+ml_graph *ml_fuse_gated_experts(const ml_graph *from, ml_roots *roots);
+bool ml_fuse_gated_experts_applies(const ml_graph *g); /* whether there is one */
+
+/* ---- For its interfaces (interface.c) ---- */
+
+struct infer;
+struct ml_placements;
+struct reference_run;
+struct reference_value;
+struct sharder;
+
+void ragged_infer(struct infer *in, ml_type *out);
+void ragged_squares_type(const ml_graph *g, ml_ref outer, int i, ml_type *out);
+void ragged_gated_type(const ml_graph *g, ml_ref dot, int i, ml_type *out);
+void ragged_check_gated(struct infer *in, const ml_type *out);
 /* The gradient of operand 0 or 1 of n. */
 ml_ref ragged_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand);
+/* What computes the same without a function: both outputs. */
+void ragged_gated_define(ml_graph *g, ml_ref n, ml_ref *outputs);
 double ragged_flops(const ml_graph *g, ml_ref n);
-/* By definition; `out` is zeroed. */
-void reference_ragged(ml_op op, const reference_value *const *source, const int64_t *args,
-                      reference_value *out);
+/* By definition: of output 0, and of the squares of a RAGGED_OUTER. */
+void ragged_evaluate(struct reference_run *r, ml_ref n, int i, struct reference_value *out);
+void ragged_squares(const struct reference_value *outer, struct reference_value *out);
+void ragged_propose(struct sharder *s, ml_ref n);
+void ragged_local(struct sharder *s, ml_ref n, const ml_ref *sources,
+                  const struct ml_placements *need, const struct ml_placements *out,
+                  ml_ref *outputs);
 
 #endif

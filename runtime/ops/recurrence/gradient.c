@@ -6,8 +6,9 @@
  * taken once, outside, of what is stacked. */
 #include <string.h>
 
+#include "runtime/graph/gradient.h"
 #include "runtime/graph/infer.h"
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/ops/recurrence/recurrence_internal.h"
 
 typedef ML_VEC(ml_recurrence_pair) pair_list;
 typedef ML_VEC(ml_ref) ref_list;
@@ -345,23 +346,29 @@ static void collect(const reversal *v, ml_ref reversed, ml_ref *gradients) {
     }
 }
 
-void ml_recurrence_gradient(ml_graph *g, ml_ref n, const ml_ref *cotangents, const bool *wants,
-                            ml_recurrence_pullback *pullback, void *context, ml_ref *gradients) {
-    reversal v = {.g = g, .arena = ml_graph_arena(g), .n = n, .wants = wants};
-    v.cotangents = cotangents;
+void recurrence_gradient(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_graph *g = gradient_graph(t);
+    const int count = ml_graph_node(g, n)->source_count;
+    reversal v = {.g = g, .arena = ml_graph_arena(g), .n = n, .cotangents = cotangents};
+    ml_ref *gradients = ML_NEW_ARRAY(gradient_scratch(t), ml_ref, count);
+    bool *wants = ML_NEW_ARRAY(gradient_scratch(t), bool, count);
+    for (int i = 0; i < count; i++) wants[i] = gradient_wants(t, n, i);
+    v.wants = wants;
     ml_recurrence_read(g, n, &v.r);
     stand_in(&v);
     roots_add(&v);
     for (uint32_t i = 0; i < v.wrt.count; i++) ref_add(&v, &v.gradients, 0);
     if (v.roots.count && v.wrt.count)
-        pullback(context, v.roots.at, v.given.at, (int)v.roots.count, v.wrt.at, (int)v.wrt.count,
-                 v.gradients.at);
+        gradient_pull_back(t, v.roots.at, v.given.at, (int)v.roots.count, v.wrt.at,
+                           (int)v.wrt.count, v.gradients.at);
     next_add(&v);
-    for (int i = 0; i < v.r.inputs + v.r.states + v.r.captured; i++) {
+    for (int i = 0; i < count; i++) {
         bool state = i >= v.r.inputs && i < v.r.inputs + v.r.states;
         ml_ref gradient = state ? 0 : gradient_of(&v, i);
         if (gradient && wants[i]) terms_add(&v, i, gradient);
     }
     bool steps = v.states.count + v.stacked.count + v.summed.count > 0; /* or all is there */
     collect(&v, steps ? reversed_new(&v) : 0, gradients);
+    for (int i = 0; i < count; i++)
+        if (gradients[i]) gradient_give(t, n, i, gradients[i]);
 }

@@ -103,7 +103,7 @@ static void check_root(const infer *in, const ml_recurrence *r, int i) {
         if (ml_graph_node(in->g, body.at[k])->op == ML_OP_PARAM) check_parameter(in, r, body.at[k]);
 }
 
-void infer_recurrence(infer *in, ml_type *out) {
+void recurrence_infer(infer *in, ml_type *out) {
     ml_recurrence r = unpack(in->args, in->arg_count, in->source_count);
     bool sound = r.inputs >= 0 && r.states >= 0 && r.captured >= 0 && r.stacked >= 0 &&
                  r.summed >= 0 && r.length > 0 && ml_recurrence_roots(&r) > 0;

@@ -118,14 +118,4 @@ void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);
  * and whose leaves are PARAM nodes. Shares tables with g. */
 ml_graph *ml_recurrence_body(const ml_graph *g, ml_ref n, const bool *wanted, ml_roots *roots);
 
-/* Gradients of the node's sources, 0 where there is none or `wants` says no, from those of its
- * outputs, 0 where none was given: by a recurrence in the other direction, which recomputes each
- * step from the states before it. pullback: gradients of wrt by one product of roots and
- * cotangents, where wrt are independent variables. */
-typedef void ml_recurrence_pullback(void *context, const ml_ref *roots, const ml_ref *cotangents,
-                                    int root_count, const ml_ref *wrt, int wrt_count,
-                                    ml_ref *gradients);
-void ml_recurrence_gradient(ml_graph *g, ml_ref n, const ml_ref *cotangents, const bool *wants,
-                            ml_recurrence_pullback *pullback, void *context, ml_ref *gradients);
-
 #endif

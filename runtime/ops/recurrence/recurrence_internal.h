@@ -6,6 +6,20 @@
 #include "runtime/graph/infer.h"
 #include "runtime/ops/recurrence/recurrence.h"
 
+struct sharder;
+struct tape;
+
+enum { RECURRENCE_HEAD = 6 }; /* arguments before the roots of the step */
+
+/* ---- For its interface (interface.c) ---- */
+
+void recurrence_infer(infer *in, ml_type *out);
+/* By a recurrence in the other direction, which recomputes each step from the states before it. */
+void recurrence_gradient(struct tape *t, ml_ref n, const ml_ref *cotangents);
+void recurrence_shard(struct sharder *s, ml_ref n);
+
+/* ---- What the nodes of a step depend on ---- */
+
 typedef enum { RECURRENCE_OUTSIDE, RECURRENCE_BY_INPUTS, RECURRENCE_BY_STATES } recurrence_depends;
 
 typedef struct {

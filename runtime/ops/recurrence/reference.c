@@ -1,7 +1,7 @@
 /* The reference interpreter's recurrences: the plain loop. */
 #include <string.h>
 
-#include "runtime/graph/reference.h"
+#include "runtime/ops/recurrence/loop.h"
 #include "runtime/ops/recurrence/recurrence.h"
 
 struct reference_loop {
@@ -71,7 +71,7 @@ void reference_loop_leave(loop *l, int64_t i) {
     take(l, position(l, i));
     reference_end(&l->inner);
     l->inner.values = NULL;
-    l->inner.recurrences = NULL; /* nested ones are computed at each position */
+    l->inner.outputs = NULL; /* nested ones are computed at each position */
 }
 
 static void prepare(void *argument) {
@@ -119,10 +119,10 @@ loop *reference_loop_new(reference_run *r, ml_ref node, int64_t *length) {
 
 void reference_loop_free(loop *l) {
     if (l == NULL) return;
-    if (!l->outer->recurrences)
-        l->outer->recurrences =
+    if (!l->outer->outputs)
+        l->outer->outputs =
             ML_NEW_ARRAY(l->outer->scratch, reference_value *, ml_graph_count(l->outer->graph));
-    l->outer->recurrences[l->node] = l->outputs;
+    l->outer->outputs[l->node] = l->outputs;
     reference_end(&l->inner);
     l->inner.values = NULL;
     if (l->body) ml_graph_free(l->body);
@@ -140,12 +140,12 @@ static void run(void *argument) {
     }
 }
 
-reference_value *reference_recurrence(reference_run *r, ml_ref node) {
+reference_value *recurrence_evaluate(reference_run *r, ml_ref node) {
     int64_t length;
-    if (r->recurrences && r->recurrences[node]) return r->recurrences[node];
+    if (r->outputs && r->outputs[node]) return r->outputs[node];
     loop *l = reference_loop_new(r, node, &length);
     ml_status status = ml_protect(run, l);
     reference_loop_free(l);
     if (status != ML_OK) ml_raise_last();
-    return r->recurrences[node];
+    return r->outputs[node];
 }

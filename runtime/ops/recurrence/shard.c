@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/ops/recurrence/recurrence_internal.h"
 #include "runtime/shard/shard_internal.h"
 
 typedef struct {
@@ -252,7 +252,10 @@ static void cut(void *argument) {
     c->step.scratch = s->scratch;
     c->mesh = find_mesh(c);
     place_sources(c);
-    c->step.parameters = c->pairs;
+    const int count = ml_graph_node(s->from, c->n)->source_count;
+    ml_ref *parameters = ML_NEW_ARRAY(s->scratch, ml_ref, count + 1);
+    for (int i = 0; i < count; i++) parameters[i] = c->pairs[i].parameter;
+    c->step.parameters = parameters;
     c->step.parameter_places = c->at;
     shard_nodes(&c->step, &roots);
     take_roots(c, &roots);
@@ -264,7 +267,7 @@ static void cut(void *argument) {
     add_outputs(c, local);
 }
 
-void shard_recurrence(sharder *s, ml_ref n) {
+void recurrence_shard(sharder *s, ml_ref n) {
     cutting c = {.s = s, .n = n};
     ml_recurrence_read(s->from, n, &c.r);
     ml_status status = ml_protect(cut, &c);

@@ -1,7 +1,8 @@
 /* Whether a loss is a sum over sequences. */
-#include "runtime/graph/by_sequence.h"
+#include "runtime/ops/attention/by_sequence.h"
 
 #include "runtime/graph/infer.h"
+#include "runtime/ops/attention/attention.h"
 
 /* What a value knows of the rows. */
 typedef enum {
