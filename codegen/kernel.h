@@ -23,7 +23,8 @@
  * computed address). On CUDA every operand's pointer is a multiple of 16 bytes: lowering puts odd
  * offsets into `index`. Loops were collapsed where every operand allows it. A load whose
  * `guard` is false yields 0 and reads nothing. Types: an instruction computes in the compute type
- * of its dtype; loads widen, stores round to nearest even. */
+ * of its dtype; loads widen, MAPs and stores round to nearest even. Products and sums of different
+ * instructions are not contracted to FMAs. So a value's bits do not depend on its kernel. */
 #ifndef ML_KERNEL_H
 #define ML_KERNEL_H
 
@@ -129,6 +130,8 @@ typedef struct ml_kernel {
     bool cooperative; /* CUDA: all blocks are resident at once, and may wait for one another */
     bool early; /* CUDA: it waits for the steps ahead itself (kernel_begins), so that it may be
                    launched while they run */
+    bool contracts; /* the compiler may join its products and sums to FMAs: templates, in which
+                       nothing is fused */
     bool batchable; /* CUDA: the grid is one-dimensional, so that several kernels may share a launch
                      */
     struct ml_kernel *next; /* to be run with the same pointers once this one is finished, or NULL:

@@ -62,12 +62,15 @@ static void analyse_instruction(emitter *e, int i) {
     e->phases = larger(e->phases, phase + 1 + ml_inst_reduces_row(inst));
 }
 
-/* A cast to a narrow float need not round where only stores of that dtype see it. */
-static void find_exact_casts(emitter *e) {
+bool emit_rounds(const ml_inst *inst) {
+    return inst->kind == ML_INST_MAP && ml_is_narrow((ml_dtype)inst->dtype) &&
+           !ml_op_is(inst->op, ML_EXACT);
+}
+
+/* A value of a narrow float need not be rounded where only stores of that dtype see it. */
+static void find_exact(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
-    for (int i = 0; i < ir->inst_count; i++)
-        e->exact[i] = ir->inst[i].kind == ML_INST_MAP && ir->inst[i].op == ML_OP_CAST &&
-                      ml_is_narrow(ir->inst[i].dtype);
+    for (int i = 0; i < ir->inst_count; i++) e->exact[i] = emit_rounds(&ir->inst[i]);
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
         const int stored = inst->kind == ML_INST_STORE ? ir->operand[inst->operand].dtype : -1;
@@ -113,7 +116,7 @@ void emit_analyse(emitter *e) {
         *(loop < ir->row_loops ? &e->rows : &e->columns) *= ir->size[loop];
     }
     for (int i = 0; i < ir->inst_count; i++) analyse_instruction(e, i);
-    find_exact_casts(e);
+    find_exact(e);
     find_scalars(e);
 }
 

@@ -19,7 +19,7 @@ typedef struct emitter {
     /* Found by emit_analyse: */
     int *phase, *depth, *loop; /* by instruction, as is what follows */
     int *scalar;               /* of a constant: its number among the scalars; 0: in the text */
-    bool *exact;               /* a CAST to bf16 that a bf16 store rounds anyway */
+    bool *exact;               /* rounded to a narrow float by its stores alone */
     int phases, scalars;
     int inner;             /* the innermost loop */
     int64_t rows, columns; /* products of sizes */
@@ -40,6 +40,9 @@ typedef struct emitter {
 /* Analysis; decides nothing about buffers. `emit_needs` is called once they are decided. */
 void emit_analyse(emitter *e);
 void emit_needs(emitter *e);
+/* Whether a narrow float is rounded where it is computed: kernels round alike what they store and
+ * what they pass on, so that no value depends on what else its kernel does. */
+bool emit_rounds(const ml_inst *inst);
 /* "o3[...]" without brackets: the offset of operand `op` over loops first .. last, as text that
  * begins with " + " for every term; `skip` is a loop to leave out, or -1. */
 void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first, int last,

@@ -37,9 +37,11 @@ void emit_value(emitter *e, ml_text *out, int i) {
     const char *operands[3] = {"", "", ""};
     FOR_EACH_SOURCE(inst, source) operands[source_at] = emit_name(e, source);
     ml_dtype from = (ml_dtype)e->ir->inst[inst->src[0]].dtype, to = (ml_dtype)inst->dtype;
-    if (e->exact[i]) to = from == ML_F64 ? ML_F32 : from;
+    bool casts = inst->op == ML_OP_CAST, rounds = emit_rounds(inst) && !casts && !e->exact[i];
+    if (casts && e->exact[i]) to = from == ML_F64 ? ML_F32 : from;
+    if (rounds) ml_text_add(out, "ml_round_%s(", ml_dtypes[to].name);
     ml_emit_map(out, (ml_op)inst->op, to, from, operands);
-    ml_text_add(out, ";\n");
+    ml_text_add(out, rounds ? ");\n" : ";\n");
 }
 
 void emit_print_marked(ml_text *out, const char *name, const bool *marks, int count) {

@@ -24,13 +24,15 @@
 
 enum { PATH_SIZE = 1024, BATCH = 8, MAX_COMPILER_WORDS = 8, MAX_ARGUMENTS = 40 };
 
-/* No -ffast-math: NaN and infinity keep their meaning, and sums their order. */
+/* No -ffast-math: NaN and infinity keep their meaning, and sums their order. Products and sums are
+ * joined to FMAs only in kernels that say so (contracts_begin): in others they are joined or not by
+ * what else was fused, and results would depend on that. */
 static const char *const flags[] = {
     "-std=gnu11",
     "-O3",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",
     "-fwrapv",
     "-fno-strict-aliasing",
     "-fPIC",
@@ -44,6 +46,19 @@ static const char *const flags[] = {
 #endif
 };
 enum { FLAG_COUNT = sizeof flags / sizeof *flags };
+
+static const char contracts_begin[] = "#ifdef __clang__\n"
+                                      "#pragma float_control(push)\n"
+                                      "#pragma clang fp contract(fast)\n"
+                                      "#else\n"
+                                      "#pragma GCC push_options\n"
+                                      "#pragma GCC optimize(\"fp-contract=fast\")\n"
+                                      "#endif\n",
+                  contracts_end[] = "#ifdef __clang__\n"
+                                    "#pragma float_control(pop)\n"
+                                    "#else\n"
+                                    "#pragma GCC pop_options\n"
+                                    "#endif\n";
 
 /* The compiler, found once. */
 static struct {
@@ -153,7 +168,11 @@ static ml_status write_source(const batch *b, const char *path) {
     FILE *file = fopen(path, "we");
     if (file == NULL) return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
     fputs(ml_prelude(ML_TARGET_C), file);
-    for (int i = 0; i < b->count; i++) fprintf(file, "\n%s", b->sources[i]);
+    for (int i = 0; i < b->count; i++) {
+        bool contracts = b->kernels[i]->contracts;
+        fprintf(file, "\n%s%s\n%s", contracts ? contracts_begin : "", b->sources[i],
+                contracts ? contracts_end : "");
+    }
     bool written = !ferror(file);
     if (fclose(file) == 0 && written) return ML_OK;
     return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));

@@ -89,13 +89,19 @@ static void architecture_option(int arch, char *out, size_t size) {
     snprintf(out, size, "--gpu-architecture=sm_%d%s", arch, arch == 90 ? "a" : "");
 }
 
-static void cache_key(const char *source, int arch, uint64_t key[2]) {
+/* As -ffp-contract of C kernels. */
+static const char *contraction_option(const ml_kernel *kernel) {
+    return kernel->contracts ? "--fmad=true" : "--fmad=false";
+}
+
+static void cache_key(const ml_kernel *kernel, const char *source, int arch, uint64_t key[2]) {
     char option[64];
     architecture_option(arch, option, sizeof option);
     const char *prelude = ml_prelude(ML_TARGET_CUDA);
     uint64_t versions[] = {(uint64_t)nvrtc.major, (uint64_t)nvrtc.minor, (uint64_t)arch};
     uint64_t hash = ml_hash(versions, sizeof versions, 2);
     hash = ml_hash(option, strlen(option), hash);
+    hash = ml_hash(&kernel->contracts, sizeof kernel->contracts, hash);
     for (int i = 0; i < FLAG_COUNT; i++) hash = ml_hash(flags[i], strlen(flags[i]), hash);
     hash = ml_hash(prelude, strlen(prelude), hash);
     key[0] = ml_hash(source, strlen(source), hash);
@@ -166,8 +172,8 @@ static ml_status compile_source(const ml_kernel *kernel, const char *source, int
     char architecture[64], name[64];
     architecture_option(arch, architecture, sizeof architecture);
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
-    const char *options[FLAG_COUNT + 1] = {architecture};
-    memcpy(options + 1, flags, sizeof flags);
+    const char *options[FLAG_COUNT + 2] = {architecture, contraction_option(kernel)};
+    memcpy(options + 2, flags, sizeof flags);
     const char *prelude = ml_prelude(ML_TARGET_CUDA);
     size_t length = strlen(prelude) + strlen(source) + 2;
     char *text = ml_alloc(length);
@@ -177,7 +183,7 @@ static ml_status compile_source(const ml_kernel *kernel, const char *source, int
     nvrtcResult result = nvrtc.create(&program, text, name, 0, NULL, NULL);
     ml_free(text);
     if (result != NVRTC_SUCCESS) return compile_failure(kernel, source, NULL, nvrtc.error(result));
-    result = nvrtc.compile(program, FLAG_COUNT + 1, options);
+    result = nvrtc.compile(program, FLAG_COUNT + 2, options);
     ml_status status = result == NVRTC_SUCCESS ? take_cubin(kernel, source, &program, image, size)
                        : result == NVRTC_ERROR_INVALID_OPTION
                            ? unknown_architecture(arch)
@@ -209,7 +215,7 @@ static void compile_job(void *context, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) {
         int k = call->missing[(i + first) % call->missing_count];
         uint64_t key[2];
-        cache_key(call->sources[k], call->arch, key);
+        cache_key(call->kernels[k], call->sources[k], call->arch, key);
         if (shares > 1 &&
             ml_cache_read(key, "cubin", &call->jit->images[k], &call->jit->sizes[k]) == ML_OK)
             continue;
@@ -233,7 +239,7 @@ static void compile_body(void *argument) {
         if (same[i] != i) continue;
         ml_jit_show(call->kernels[i], ML_TARGET_CUDA, jit->arena);
         call->sources[i] = ml_kernel_source(call->kernels[i], jit->arena);
-        cache_key(call->sources[i], call->arch, key);
+        cache_key(call->kernels[i], call->sources[i], call->arch, key);
         if (ml_cache_read(key, "cubin", &jit->images[i], &jit->sizes[i]) != ML_OK)
             call->missing[call->missing_count++] = i;
     }

@@ -77,6 +77,7 @@ ml_kernel *template_file(ml_template *t, const char *file, const char *label, in
     k->recipe = same->recipe;
     k->print = print;
     k->early = same->early;
+    k->contracts = true;
     k->label = label;
     k->pointer_count = pointers;
     k->units = k->grain = 1;

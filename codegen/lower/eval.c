@@ -68,6 +68,13 @@ static uint16_t map(lower_builder *b, ml_op op, ml_dtype dtype, ml_dtype from, u
     return eval_inst(b, &inst);
 }
 
+/* A value that was computed in the compute type, in the narrow float that the graph says. */
+uint16_t eval_rounded(lower_builder *b, uint16_t value, ml_dtype dtype) {
+    ml_dtype from = (ml_dtype)b->inst.at[value].dtype;
+    if (from == dtype || !ml_is_narrow(dtype)) return value;
+    return map(b, ML_OP_CAST, dtype, from, value, ML_NO_INST, ML_NO_INST);
+}
+
 static uint16_t map_i64(lower_builder *b, ml_op op, uint16_t x, uint16_t y) {
     return map(b, op, ML_I64, ML_I64, x, y, ML_NO_INST);
 }
@@ -377,10 +384,11 @@ static uint16_t eval_map(lower_builder *b, ml_ref n, const lower_index *index, u
     return map(b, (ml_op)node->op, (ml_dtype)type->dtype, dtype, source[0], source[1], source[2]);
 }
 
+/* In the compute type: what it is summed in, too. */
 static uint16_t eval_product(lower_builder *b, ml_ref n, const ml_type *space,
                              const lower_index *index, uint16_t guard) {
     const ml_graph *g = b->l->g;
-    ml_dtype to = (ml_dtype)ml_graph_type(g, n)->dtype;
+    ml_dtype to = ml_compute_dtype(ml_graph_type(g, n)->dtype);
     uint16_t source[2];
     for (int i = 0; i < 2; i++) {
         ml_ref from = ml_graph_source(g, n, i);
@@ -400,13 +408,13 @@ static ml_op combining_op(ml_op reduction) {
                                     : ML_OP_MINIMUM;
 }
 
-/* A small reduction, written out. */
+/* A small reduction, written out: summed in the compute type, rounded once. */
 static uint16_t eval_unrolled(lower_builder *b, ml_ref n, const lower_index *index,
                               uint16_t guard) {
     const ml_graph *g = b->l->g;
     ml_ref source = ml_graph_source(g, n, 0);
     const ml_type *from = ml_graph_type(g, source);
-    ml_dtype dtype = (ml_dtype)from->dtype;
+    ml_dtype dtype = ml_is_narrow(from->dtype) ? ml_compute_dtype(from->dtype) : from->dtype;
     ml_op op = combining_op((ml_op)ml_graph_node(g, n)->op);
     lower_index inner[ML_MAX_AXES];
     indices_by_name(ml_graph_type(g, n), index, from, inner);
@@ -427,7 +435,8 @@ static uint16_t eval_unrolled(lower_builder *b, ml_ref n, const lower_index *ind
         uint16_t value = eval(b, source, inner, guard);
         result = at == 0 ? value : map(b, op, dtype, dtype, result, value, ML_NO_INST);
     }
-    return result == ML_NO_INST ? constant_zero(b, dtype) : result;
+    if (result == ML_NO_INST) return constant_zero(b, (ml_dtype)from->dtype);
+    return total > 1 ? eval_rounded(b, result, (ml_dtype)from->dtype) : result;
 }
 
 static uint16_t eval_inline(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
@@ -438,7 +447,10 @@ static uint16_t eval_inline(lower_builder *b, ml_ref n, const lower_index *index
     case ML_CLASS_MOVE: return eval_move(b, n, index, guard);
     case ML_CLASS_REDUCE: return eval_unrolled(b, n, index, guard);
     case ML_CLASS_ROUTINE: return eval_scatter(b, n, index, guard);
-    case ML_CLASS_CONTRACT: return eval_product(b, n, ml_graph_type(b->l->g, n), index, guard);
+    case ML_CLASS_CONTRACT: {
+        const ml_type *type = ml_graph_type(b->l->g, n);
+        return eval_rounded(b, eval_product(b, n, type, index, guard), (ml_dtype)type->dtype);
+    }
     case ML_CLASS_COLLECTIVE:
     case ML_CLASS_SCAN: break;
     }

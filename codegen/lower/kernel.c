@@ -54,6 +54,7 @@ static uint32_t partial_value(emission *e, const lower_root *root) {
     return l->info[root->node].partial_value = id;
 }
 
+/* Narrow floats are summed in the compute type, and the sum is rounded once. */
 static uint16_t reduction(emission *e, uint32_t r, uint16_t from) {
     const lower_root *root = &e->group->roots.at[r];
     const ml_graph *g = e->l->g;
@@ -61,9 +62,11 @@ static uint16_t reduction(emission *e, uint32_t r, uint16_t from) {
     ml_inst inst;
     memset(&inst, 0, sizeof inst);
     inst.src[0] = inst.src[1] = inst.src[2] = inst.index = inst.guard = ML_NO_INST;
-    inst.dtype = ml_graph_type(g, root->node)->dtype;
+    const ml_dtype dtype = (ml_dtype)ml_graph_type(g, root->node)->dtype;
+    const bool sums = op == ML_OP_DOT || op == ML_OP_SUM;
+    inst.dtype = (uint8_t)(sums && ml_is_narrow(dtype) ? ml_compute_dtype(dtype) : dtype);
     if (!reduces(e, root)) {
-        if (op != ML_OP_ARGMAX) return from;
+        if (op != ML_OP_ARGMAX) return eval_rounded(&e->b, from, dtype);
         inst.kind = ML_INST_CONST;
         inst.from_dtype = inst.dtype;
         return eval_inst(&e->b, &inst);
@@ -78,7 +81,8 @@ static uint16_t reduction(emission *e, uint32_t r, uint16_t from) {
         add_write(e, partial_value(e, root), r, true);
         inst.level = root->scope == ML_SCOPE_COLUMN ? ML_LEVEL_ELEMENT : ML_LEVEL_ROW;
     }
-    return eval_inst(&e->b, &inst);
+    uint16_t result = eval_inst(&e->b, &inst);
+    return root->scope == ML_SCOPE_ROW ? eval_rounded(&e->b, result, dtype) : result;
 }
 
 static void store(emission *e, uint32_t r, uint16_t from, uint32_t value) {

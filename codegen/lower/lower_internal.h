@@ -248,6 +248,7 @@ typedef struct {
 void eval_begin(lower_builder *b, lowering *l, const lower_group *group);
 uint16_t eval_root(lower_builder *b, const lower_root *root); /* the value before any reduction */
 uint16_t eval_inst(lower_builder *b, const ml_inst *inst);    /* appends, or finds an equal one */
+uint16_t eval_rounded(lower_builder *b, uint16_t value, ml_dtype dtype);
 uint16_t eval_index(lower_builder *b, const lower_index *index);
 
 /* step.c */

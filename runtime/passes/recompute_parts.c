@@ -138,12 +138,20 @@ static void find_parts(partition *t, ml_arena *arena) {
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
+/* A kernel adds up long sums in an order that depends on what else it does, and so their last bits
+ * do; they are kept, which takes few bytes beside what is summed. Short ones are written out. */
+static bool is_written_out(const partition *t, ml_ref n) {
+    enum { SHORT_SUM = 8 };
+    int64_t from = ml_type_elements(ml_graph_type(t->g, ml_graph_source(t->g, n, 0)));
+    return from <= SHORT_SUM * ml_type_elements(ml_graph_type(t->g, n));
+}
+
 static bool recomputable(const partition *t, ml_ref n) {
     const ml_node *node = ml_graph_node(t->g, n);
     if (t->p->fixed[n]) return false;
     switch (ml_ops[node->op].op_class) {
+    case ML_CLASS_REDUCE: return is_written_out(t, n);
     case ML_CLASS_MAP:
-    case ML_CLASS_REDUCE:
     case ML_CLASS_CONTRACT: return true;
     case ML_CLASS_MOVE: return node->op != ML_OP_PLACE;
     case ML_CLASS_ROUTINE:

@@ -240,8 +240,10 @@ static double evaluate(interpreter *it, const ml_inst *inst) {
         return 0;
     case ML_INST_MAP:
         if (inst->op == ML_OP_RANDOM) return NAN;
-        return map_value((ml_op)inst->op, (ml_dtype)inst->dtype, source(it, inst->src[0]),
-                         source(it, inst->src[1]), source(it, inst->src[2]));
+        return ml_round_to((ml_dtype)inst->dtype,
+                           map_value((ml_op)inst->op, (ml_dtype)inst->dtype,
+                                     source(it, inst->src[0]), source(it, inst->src[1]),
+                                     source(it, inst->src[2])));
     default: return 0;
     }
 }

@@ -28,8 +28,8 @@ ML_INLINE float ml_tanh_f32(float x) {
  * there on only the bounds hold */
 ML_INLINE float ml_sine_f32(float x, int shift) {
     double q = ML_MATH_f64(rint)((double)x * 0.63661977236758134308);
-    double wide = (double)x - q * 1.57079632673412561417e+0;
-    float r = (float)(wide - q * 6.07710050650619224932e-11);
+    double wide = ML_MATH_f64(fma)(-q, 1.57079632673412561417e+0, (double)x);
+    float r = (float)ML_MATH_f64(fma)(-q, 6.07710050650619224932e-11, wide);
     r = r > 1.0f ? 1.0f : r < -1.0f ? -1.0f : r;
     int quarter = ML_QUARTER(q, shift);
     float z = r * r;
