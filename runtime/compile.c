@@ -321,6 +321,13 @@ static int64_t moment_bytes(const ml_plan *plan) {
     return bytes;
 }
 
+/* A cache takes at most as much as the parameters that it copies. */
+static int64_t least_states(const ml_plan *plan, bool caches) {
+    const int64_t *bytes = plan->state_bytes;
+    return bytes[ML_MEMORY_PARAMETERS] / (caches ? 2 : 1) + bytes[ML_MEMORY_GRADIENTS] +
+           bytes[ML_MEMORY_OPTIMIZER];
+}
+
 static void measure(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
@@ -333,6 +340,7 @@ static void measure(const ml_plan *plan, plan_size *size) {
         size->caches |= pipeline_once_per_step(p, v) != NULL;
         size->weight_grad |= p->stages[v].waves.weight_grad;
     }
+    size->states = least_states(plan, size->caches);
     if (plan->roots.microbatches <= 1) return;
     if (p != NULL) size->moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
     if (plan->rebuild != NULL) size->moments = moment_bytes(plan->rebuild);

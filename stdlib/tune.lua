@@ -8,7 +8,8 @@ local core = require "mlua.core"
 local candidates = require "mlua.tune_candidates"
 
 local LIMIT = 9.0 -- seconds of the search
-local UNFIT = 3 -- so many times the limit more where nothing fits
+local MORE = 3 -- so many times the limit more where nothing fits, or estimates say that what was found is poor
+local POOR = 0.75 -- of the best: the estimated seconds of what is not planned yet
 local IDLE = 6 -- rounds without a better layout that end it
 local SHOWN = 5
 local MEASURED = { tries = 5, steps = 8, last = 5, seconds = 600 }
@@ -134,7 +135,8 @@ local function search(facts, list)
   while idle < IDLE do
     local left = limit - (core.time() - started)
     local best, batch = best_of(list), candidates.next(list, 2 * jobs, best_of(list))
-    if #batch == 0 or left <= (best and 0 or -UNFIT * limit) then break end
+    if best and left <= 0 and batch[1] and batch[1].score < POOR * best.seconds then left = left + MORE * limit end
+    if #batch == 0 or left <= (best and 0 or -MORE * limit) then break end
     local words = {}
     for i, c in ipairs(batch) do words[i] = check_words(candidate_words(c, facts), options.memory) end
     local results = core.run_program(words, jobs, best and left or 600)

@@ -68,6 +68,16 @@ static bool search_kept(search *s, plan_choice choice, int64_t most) {
     return true;
 }
 
+/* The same where the least with more memory taken did not fit: the least first. */
+static bool search_least(search *s, plan_choice choice) {
+    choice.kept = 0;
+    if (!attempt(s, &choice)) return false;
+    int64_t least = s->size.peak;
+    choice.kept = 1;
+    if (!attempt(s, &choice)) search_share(s, choice, 0, least, 1, s->size.peak);
+    return true;
+}
+
 static bool same(const plan_choice *a, const plan_choice *b) {
     return a->kept == b->kept && a->cheap_everywhere == b->cheap_everywhere &&
            a->overlap == b->overlap && a->param_cache == b->param_cache;
@@ -81,15 +91,17 @@ static void search_all(search *s, plan_choice choice, bool caches, bool only_mom
     bool found = !only_moments && search_kept(s, choice, most);
     if (caches && (!found || s->best_size.seconds > worth * fast)) {
         choice.param_cache = false;
-        found = search_kept(s, choice, 0) || found;
+        found =
+            (found || only_moments ? search_kept(s, choice, 0) : search_least(s, choice)) || found;
     }
     if (!found && choice.overlap) {
         choice.overlap = false;
-        search_kept(s, choice, 0);
+        search_least(s, choice);
     }
 }
 
-/* What needs more than twice the memory may not fit at all: the least is tried first. */
+/* What needs more than twice the memory may not fit at all: the least is tried first. Where states
+ * alone are too large it is the answer. */
 void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     search s = {.fit = fit, .best_size = {.peak = INT64_MAX}};
     plan_choice choice = *first;
@@ -99,7 +111,7 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     double fast = s.size.seconds;
     int64_t most = s.size.peak;
     bool caches = s.size.caches, only_moments = caches && most <= fit->limit;
-    bool far = most / 2 > fit->limit;
+    bool far = most / 2 > fit->limit || s.size.states > fit->limit;
     s.found = false; /* it fits without what is to be reserved */
     if (far && !attempt(&s, &(plan_choice){.cheap_everywhere = true})) goto end;
     choice.cheap_everywhere = true;

@@ -17,6 +17,7 @@ typedef struct {
 
 typedef struct {
     int64_t peak;     /* bytes of the plan */
+    int64_t states;   /* bytes that the plan of any choice takes, at least */
     int64_t moments;  /* bytes to reserve for the optimizer program (Adam's m and v) */
     double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */

@@ -9,7 +9,7 @@
 /* Bytes of a plan: `base`, what each way of saving memory saves, and seconds that it adds. */
 typedef struct {
     int64_t base, no_cache, no_overlap, all, weight_grad; /* weight_grad: 0, nothing is deferred */
-    int64_t moments;
+    int64_t moments, states;
     double no_cache_seconds;
     int count;
     char attempts[256]; /* percent that is kept; C cache, O overlap; W as in the first */
@@ -25,6 +25,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     if (choice->cheap_everywhere) peak -= s->weight_grad;
     s->last = *size = (plan_size){.peak = peak,
                                   .moments = s->moments,
+                                  .states = s->states,
                                   .seconds = seconds,
                                   .caches = choice->param_cache && s->no_cache != 0,
                                   .weight_grad = s->weight_grad > 0};
@@ -89,6 +90,19 @@ TEST(plan, fits_far) {
     CHECK_EQ_INT(fit(s, 200).last.peak, 350);
     CHECK(fit(s, 400).last.peak <= 400);
     CHECK(fit(s, 480).last.peak <= 480);
+}
+
+/* States alone are too large: there is nothing to search. */
+TEST(plan, fits_no_states) {
+    const sizes s = {.base = 1000, .no_cache = 50, .no_overlap = 50, .all = 50, .states = 845};
+    CHECK_TEXT(fit(s, 840).attempts, "100CO 0");
+    CHECK_EQ_INT(fit(s, 840).last.peak, 850);
+}
+
+/* What nothing makes fit takes one attempt of each kind. */
+TEST(plan, fits_nothing) {
+    const sizes s = {.base = 1000, .no_cache = 100, .no_overlap = 50, .all = 100};
+    CHECK_TEXT(fit(s, 700).attempts, "100CO 0CO 0O 0");
 }
 
 /* A measure that makes a plan larger is not taken: the smallest is compiled again. */
