@@ -3,7 +3,7 @@
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
 #   make test [T=name]   all tests, or those whose name contains T
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
-#   make core            link graph, passes, shard, plan and lowering without the rest, and test them
+#   make core            link graph, passes, shard, plan and lowering alone and with ops, and test them
 #   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
@@ -50,8 +50,12 @@ SOURCES := $(wildcard runtime/*.c runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
 TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*/*.c))
-# The core: script graphs to plans, and the interpreter, without pipelines, ranks, devices and kernel files.
-CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph ops ops/* passes shard plan)) codegen/lower/*.c codegen/emit/*.c)
+# The core: script graphs to plans, and the interpreter, without families of ops, optimizations, pipelines, ranks, devices and
+# kernel files. It links alone (test-core-alone); its other tests (test-core) have families of ops and optimizations too.
+CORE := $(filter-out runtime/compile_list.c,$(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph passes shard plan)) codegen/emit/*.c)) \
+        $(filter-out %/routines.c %/recurrence.c %/loop.c,$(wildcard codegen/lower/*.c))
+CORE_ALONE := tests/test.c $(wildcard tests/core/*.c tests/core/alone/*.c)
+CORE_OPS := runtime/compile_list.c $(wildcard runtime/ops/*.c runtime/ops/*/*.c runtime/optimize/*.c) $(addprefix codegen/lower/,routines.c recurrence.c loop.c)
 CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
               $(filter-out %/golden.c %/every.c %/kernels.c %/attention.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)
@@ -120,7 +124,10 @@ $(B)/mlua: $(OBJECTS)
 $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(B)/test-core: $(CORE:%.c=$(B)/%.o) $(CORE_TESTS:%.c=$(B)/%.o)
+$(B)/test-core: $(CORE:%.c=$(B)/%.o) $(CORE_OPS:%.c=$(B)/%.o) $(CORE_TESTS:%.c=$(B)/%.o)
+	@$(if $(V),,echo "  link  $@")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(B)/test-core-alone: $(CORE:%.c=$(B)/%.o) $(CORE_ALONE:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 -include $(shell find $(B) -path '$(B)/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)
@@ -143,7 +150,8 @@ test: $(B)/mlua $(B)/test
 test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
 # The core alone, linked without the rest, and its tests.
-core: $(B)/test-core
+core: $(B)/test-core-alone $(B)/test-core
+	$(B)/test-core-alone
 	$(B)/test-core
 # The tests of area long (hours): whole matrices of what `make test` samples.
 test-long: $(B)/mlua $(B)/test

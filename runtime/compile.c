@@ -6,7 +6,7 @@
  *   4. parts       a program is one part; or pipeline stages, each split into tasks
  *   5. memory      attempts that save more and more memory, until the plan fits
  *
- * The passes are rows of tables in compile_passes.c. mlua check --explain prints this way for a
+ * The passes are rows of lists in compile_list.c. mlua check --explain prints this way for a
  * given script. */
 #include "runtime/compile.h"
 
@@ -27,7 +27,7 @@ void ml_compile_gradients(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count
     ml_autodiff(g, loss, wrt, count, gradients);
 }
 
-/* ---- 2. passes: compile_passes.c ---- */
+/* ---- 2. passes: compile_list.c ---- */
 
 /* ---- 3. steps ---- */
 static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {

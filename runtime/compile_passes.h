@@ -1,4 +1,4 @@
-/* The passes of the compiler, in the order in which they run: rows of tables in compile_passes.c.
+/* The passes of the compiler, in the order in which they run: rows of the lists of compile_list.c.
  * MLUA_DUMP prints the graph after each, MLUA_VERIFY verifies it, mlua check --explain lists them.
  */
 #ifndef ML_COMPILE_PASSES_H
@@ -25,6 +25,36 @@ typedef enum {
     PASSES_CHOICE, /* over that too, depending on the choices by which attempts differ */
     PASS_LISTS
 } pass_list;
+typedef struct {
+    const char *name;
+    ml_graph *(*run)(const ml_graph *from, ml_roots *roots); /* one of run and run_with */
+    ml_graph *(*run_with)(pass_context *c);                  /* may return the plan's own graph */
+    bool (*when)(pass_context *c);                           /* NULL: always */
+    const char *purpose;
+} compile_pass;
+typedef struct {
+    const compile_pass *list;
+    int count;
+} compile_pass_list;
+/* compile_list.c, or a shorter list of another program (tests/core/alone). */
+extern const compile_pass_list compile_pass_lists[PASS_LISTS];
+
+/* Rows of every list: the nodes that the results need; shardings that mean nothing on one rank;
+ * new values in the dtype and order of their states. */
+ml_graph *pass_extract(pass_context *c);
+bool pass_has_placements(pass_context *c);
+ml_graph *pass_conform_updates(pass_context *c);
+/* The part of one rank; ops by their definitions where no kernel serves. */
+bool pass_has_layout(pass_context *c);
+ml_graph *pass_shard(pass_context *c);
+ml_graph *pass_decompose(pass_context *c);
+/* What passes have duplicated, simplified, with its collectives counted anew. */
+ml_graph *pass_simplify_parts(pass_context *c);
+bool pass_recomputes(pass_context *c);
+ml_graph *pass_recompute(pass_context *c);
+bool pass_caches_params(pass_context *c);
+ml_graph *pass_param_cache(pass_context *c);
+
 void passes_run(pass_context *c, pass_list list);
 /* What MLUA_DUMP calls the graph of a task of a pipeline stage. */
 extern const char PASS_TASK[];

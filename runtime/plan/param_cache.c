@@ -37,8 +37,9 @@ typedef struct {
 } work;
 
 static bool is_product(const ml_graph *g, ml_ref n) {
-    int op = ml_graph_node(g, n)->op;
-    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT;
+    ml_op op = ml_graph_node(g, n)->op;
+    /* those that widen are gradients of weights, but for DOT */
+    return op == ML_OP_DOT || (ml_op_is(op, ML_PRODUCT) && !ml_op_is(op, ML_WIDENS));
 }
 
 /* Every element of the source once, or some of them. */

@@ -30,11 +30,6 @@ void plan_graph_set(ml_plan *plan, ml_graph *graph);
 /* The same after pass `name`, which built it: verify and print it, where that is asked for. */
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 
-/* ---- half_batch_choose.c */
-/* Whether the halves of the batch should alternate, where that hides collectives, and along which
- * axis. */
-bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
-
 /* ---- param_cache.c */
 /* The graph with a cache of parameters, as states that are updated with the parameters: sets
  * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */

@@ -3,7 +3,7 @@
 
 #include "codegen/lower/lower.h"
 #include "runtime/compile.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 #include "tests/ops/support.h"
 
 static ml_dtype dtype;

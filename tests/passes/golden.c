@@ -14,6 +14,7 @@
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/quantize/scale_products.h"
 #include "runtime/ops/ragged/ragged.h"
+#include "runtime/optimize/optimize.h"
 #include "tests/graph/text.h"
 #include "tests/pipeline/support.h"
 

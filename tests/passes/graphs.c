@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/ops/attention/attention.h"
+#include "runtime/optimize/optimize.h"
 #include "tests/passes/support.h"
 
 #define AXIS(name) fixture_axis(f, name)

@@ -4,6 +4,7 @@
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/ragged/ragged.h"
 #include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/optimize/optimize.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/ops/attention/attention.h"
+#include "runtime/optimize/optimize.h"
 #include "tests/passes/support.h"
 #include "tests/process/support.h"
 

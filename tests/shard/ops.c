@@ -2,6 +2,7 @@
  * Operands are inputs (placed by acts) or states (by params), as drawn. */
 #include <stdio.h>
 
+#include "runtime/optimize/optimize.h"
 #include "tests/shard/cases.h"
 
 enum { DRAWS = 24, FEW_DRAWS = 3 /* of elementwise ops, which are many and alike */ };

@@ -1,5 +1,6 @@
 /* See tests/shard/support.h. */
 #include "tests/shard/support.h"
+#include "runtime/optimize/optimize.h"
 
 #include <math.h>
 #include <stdio.h>

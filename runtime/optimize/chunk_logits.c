@@ -27,7 +27,7 @@
  * from a product ends with its last member's user, or where it turns out to be no loss, so that
  * finding regions takes time in proportion to the nodes. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 #include <string.h>
 

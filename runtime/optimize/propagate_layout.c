@@ -5,6 +5,7 @@
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/optimize/optimize.h"
 #include "runtime/passes/passes.h"
 
 static ml_op op_of(const ml_graph *g, ml_ref n) {

@@ -7,7 +7,7 @@
  * gradients. Gathers read in order, fuse with what follows, and need no sort of their own but the
  * inverse, which all of a layer's share. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 enum { MOST_GATHERS = 16 };
 

@@ -2,7 +2,7 @@
  * axes, becomes r sum(a) + s sum(b). A norm's gradient sums what it has scaled by another sum: as
  * it stands that takes a pass of its own over the row, and with its terms apart none. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 typedef struct {
     ml_ref what[2], scale[2]; /* by term */

@@ -8,7 +8,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 #include "runtime/shard/shard.h"
 
 /* Where it pays: collectives take so much of the time of products and routines, about all of these

@@ -16,7 +16,7 @@
  * their own: ascending, except for what has to wait. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/ragged/ragged.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 #include <stdio.h>
 #include <stdlib.h>

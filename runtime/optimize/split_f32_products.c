@@ -8,7 +8,7 @@
  * rounded to bf16 afterwards, 16 bits of both operands do: a b = a1 b1 + a1 b2 + a2 b1, one product
  * over three times as many elements. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 enum { PARTS = 3, MOST = 128, TILE = 8 };
 

@@ -16,7 +16,7 @@
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/attention/attention.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 enum { HALVES = 2 };
 

@@ -6,7 +6,7 @@
  * product that reads a slice waits for the whole CONCAT, so all its operands must be of one wave:
  * the receives that they depend on are the same. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 enum { MOST_OPERANDS = 32 };
 

@@ -2,7 +2,7 @@
  * `sum` is a state or zero and the terms are products and scatter-adds, each of which can then add
  * to the state where it is. */
 #include "runtime/graph/rewrite.h"
-#include "runtime/passes/passes.h"
+#include "runtime/optimize/optimize.h"
 
 enum { MOST_TERMS = 256 };
 

@@ -1,0 +1,51 @@
+/* Passes without which a program means the same and is slower or larger. As those of
+ * runtime/passes: each builds a new graph and rewrites the roots; all raise. */
+#ifndef ML_OPTIMIZE_H
+#define ML_OPTIMIZE_H
+
+#include "runtime/plan/plan.h"
+
+/* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
+ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
+bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */
+/* Hoist loop-invariant factors out of reductions: the sum over an axis of a r + b s, where r and s
+ * have no such axis, becomes r sum(a) + s sum(b). */
+ml_graph *ml_split_scaled_sums(const ml_graph *from, ml_roots *roots);
+bool ml_split_scaled_sums_applies(const ml_graph *g); /* whether there is one */
+/* Narrow products of f32 with bf16 values, or of few elements and rounded to bf16 afterwards, in
+ * terms of products of bf16. */
+ml_graph *ml_split_f32_products(const ml_graph *from, ml_roots *roots);
+bool ml_split_f32_products_applies(const ml_graph *g); /* whether there may be one */
+/* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
+ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
+/* Where gradients are concatenated and also operands of other products, those products read slices
+ * of the CONCAT, so that one tensor is saved and not two. input_wave: by INPUT id, the wave of the
+ * pipeline in which it is received (0: of the script); no node moves to a later wave. */
+ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_wave);
+/* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
+ * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
+ * product of at most that size, so that none of it is ever whole in memory. The chunks' parts are
+ * added in f32, in order. Products whose whole result is needed are left alone, and so are those
+ * that no loss follows (layers' hidden tensors). Time in proportion to the nodes, but for losses
+ * whose nodes lie inside one another's: a run for each. */
+ml_graph *ml_chunk_logits(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
+/* Whether there is a product of that size at all. */
+bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
+/* Permutations move from operands to results, until they cancel: those around collectives, which
+ * work along the outermost axis, would be copies otherwise. */
+ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);
+int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
+/* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
+ * of it, which alternate from one collective to the next, so that collectives of one half overlap
+ * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded
+ * once. What cannot be split into halves is unchanged. Time in proportion to the nodes. */
+ml_graph *ml_half_batches(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size);
+/* Terms of sums over microbatches, where those of one microbatch are several products (such as
+ * those of chunks), are added to the state one after the other. After sharding: one by one they
+ * would be reduced over ranks one by one too. */
+ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
+/* Whether the halves of the batch should alternate, where that hides collectives, and along which
+ * axis. */
+bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
+
+#endif
