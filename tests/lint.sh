@@ -39,11 +39,12 @@ allowed() { # room -> the folders that it may include
     runtime/device) echo '(runtime/(base|graph|ops/[a-z_]+|passes|shard|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
     runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
     runtime/exec) echo '(runtime(/(base|graph|passes|shard|pipeline|plan|device|comm|io|exec))?|codegen|codegen/(lower|jit))' ;;
+    runtime/exec/*) echo "(runtime(/(base|graph|passes|shard|pipeline|plan|device|comm|io|exec))?|$1|codegen|codegen/(lower|jit))" ;;
     runtime/checkpoint) echo 'runtime/(base|graph|shard|device|comm|io|exec|checkpoint)' ;;
     *) echo '' ;; # a new room: say here what it stands on
     esac
 }
-for room in runtime runtime/* runtime/device/* runtime/ops/* codegen codegen/*; do
+for room in runtime runtime/* runtime/device/* runtime/ops/* runtime/exec/* codegen codegen/*; do
     [ -d "$room" ] || continue
     wrong=$(grep -nE '^#include "' "$room"/*.[ch] 2>/dev/null | grep -vE "#include \"$(allowed "$room")/[a-z_0-9]+\.(h|def|inc)\"")
     [ -z "$wrong" ] || complain "$room includes what lies above it:"$'\n'"$wrong"
@@ -113,7 +114,8 @@ runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification
 runtime/data/{store,index}: index.c reads what lies beside the file of a store, whose fields it sets
 runtime/plan/{plan,plan_internal}: a header and its internal header
 runtime/exec/{session,program}: a header and its internal header
-runtime/exec/{session,program,overflow_retry,pipeline_run,pipeline_retry}: a session settles its programs, whose runs may be repeated
+runtime/exec/{session,program,overflow_retry}: a session settles its programs, whose runs may be repeated
+runtime/exec/pipeline/{run,retry}: a run decides whether its step is repeated, and a repeated step is a run
 runtime/device/cuda/{cuda_exec,cuda_loop,cuda_enqueue,cuda_profile,cuda_run_checked,cuda_attention_autotune}: the step of a loop is loaded and run as a program is
 codegen/kernels/{attention_bind,attention_score}: a score function is bound as parameters of the kernel that it is a part of
 vm/{bindings/*,check/*,known/*,language/*,lsp/*,show/*,serve/binding}: one Lua state: bindings raise errors, which print the tensors, programs and lines of bindings
@@ -157,14 +159,14 @@ including() {
     grep -HE '^#include "(runtime|codegen|vm)/' $(echo "$files" | grep -E '^(runtime|codegen|vm)/') |
         sed -nE 's/^([^:]*)\.[ch]:#include "([^"]*)\.[a-z]+".*/\1 \2/p'
 }
-calling() { # a call through a table of functions (of ops, of passes) is no arrow: the table stands above its callers
+calling() { # a call through a table of functions (of ops, of passes, of stages) is no arrow: the table stands above its callers
     local objects='' f
     for f in $(echo "$files" | grep -E '^(runtime|codegen|vm)/.*\.c$'); do # objects older than their source say nothing
         [ ! "$build/${f%.c}.o" -nt "$f" ] || objects+=" $build/${f%.c}.o"
     done
     # shellcheck disable=SC2086
     [ -z "$objects" ] || nm -Ag $objects 2>/dev/null | sed "s:^$build/::; s:\.o\: *: :" |
-        awk '$4 ~ /^(ml_op_interfaces|lower_routines|compile_pass_lists)$/ { next }
+        awk '$4 ~ /^(ml_op_interfaces|lower_routines|compile_pass_lists|staged_programs)$/ { next }
              $3 != "U" && NF == 4 { home[$4] = $1 } $2 == "U" { user[++n] = $1; name[n] = $3 }
              END { for (i = 1; i <= n; i++) if (name[i] in home) print user[i], home[name[i]] }'
 }

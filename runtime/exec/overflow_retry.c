@@ -1,6 +1,6 @@
 /* A program whose layout bounds what ranks exchange (layout.h) has a retry: a program of the same
  * roots under the same layout without the bound. Where rows find no capacity slot, the step has
- * changed no state, or its states are restored (pipeline_retry.c), and the retry repeats it from
+ * changed no state, or its states are restored (pipeline/retry.c), and the retry repeats it from
  * the inputs, which are still there. The retry's memory is reserved with the program's; its kernels
  * are compiled when it is first needed. After a step that was repeated the retry runs some at once,
  * twice as many after each failure in a row. */
@@ -41,17 +41,18 @@ static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_progr
     if (status == ML_OK) status = program_reserve(retry);
     if (status == ML_OK) status = retry_inputs(retry);
     if (status != ML_OK || !pipelined) return status;
-    if (!pipeline_plans_alike(program, retry))
+    if (!staged_programs.plans_alike(program, retry))
         return ml_fail(ML_INTERNAL, "a pipeline and its retry differ in what they send");
     int64_t own = program->plan->buffer_bytes, other = retry->plan->buffer_bytes;
-    return pipeline_buffers_reserve(program, own > other ? own : other);
+    return staged_programs.buffers_reserve(program, own > other ? own : other);
 }
 
 /* Without memory for it there is none, and a step that needs it fails. */
 ml_status retry_build(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
     program->may_overflow = program->plan->roots.overflow_count > 0;
-    ml_status status = program->plan->pipeline != NULL ? pipeline_overflow_agree(program) : ML_OK;
+    ml_status status =
+        program->plan->pipeline != NULL ? staged_programs.overflow_agree(program) : ML_OK;
     if (status != ML_OK || !program->may_overflow) return status;
     ml_program *retry = ml_alloc(sizeof *retry);
     if (retry == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
@@ -135,7 +136,7 @@ ml_status retry_settle(ml_program *program, ml_program **done) {
         *done = program->retry;
         return ML_OK;
     }
-    ml_status status = program->plan->pipeline != NULL ? pipeline_overflow(program, &found)
+    ml_status status = program->plan->pipeline != NULL ? staged_programs.overflow(program, &found)
                                                        : overflow_find(program, &found);
     if (status == ML_OK && !(found.factor > 0)) program->pause = 0;
     if (status != ML_OK || !(found.factor > 0)) return status;

@@ -222,11 +222,12 @@ ml_status program_compile(ml_program *program) {
         ml_comm_busy(session->comm, "compiling kernels");
     }
     if (program->plan->pipeline != NULL)
-        status = pipeline_load(program);
+        status = staged_programs.load(program);
     else
         status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
-    if (status == ML_OK && program->plan->pipeline != NULL) status = pipeline_connect(program);
+    if (status == ML_OK && program->plan->pipeline != NULL)
+        status = staged_programs.connect(program);
     if (session->everyone != NULL) ml_comm_done(session->comm);
     return status;
 }
@@ -320,7 +321,7 @@ void ml_program_free(ml_program *program) {
     }
     if (program->rebuild != NULL) device->ops->unload(program->rebuild);
     program_release_cache(program);
-    pipeline_unload(program);
+    staged_programs.unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
     if (program->microbatch_buffers != NULL)
@@ -336,9 +337,7 @@ const ml_plan *ml_program_plan(const ml_program *program) {
 }
 
 double ml_program_bubble(const ml_program *program, double *forecast) {
-    const bubble_clock *clock = pipeline_clock(program);
-    *forecast = clock != NULL ? clock->forecast : 0;
-    return clock != NULL ? clock->share : -1;
+    return staged_programs.bubble(program, forecast);
 }
 
 int ml_program_inputs(const ml_program *program, uint32_t *ids) {
@@ -374,7 +373,7 @@ static ml_status program_bind(ml_program *program) {
     ml_status status = session_reserve(program->session, arena_needed(program));
     if (status != ML_OK) return status;
     if (program->plan->pipeline != NULL) {
-        pipeline_unbind(program);
+        staged_programs.unbind(program);
         program->bound = true;
         return ML_OK;
     }
@@ -396,7 +395,7 @@ ml_status program_prepare(ml_program *program) {
 
 ml_status program_execute(ml_program *program) {
     ml_status status = program_bind(program);
-    if (status == ML_OK && program->plan->pipeline != NULL) return pipeline_step(program);
+    if (status == ML_OK && program->plan->pipeline != NULL) return staged_programs.step(program);
     if (status == ML_OK) status = program_rebuild_cache(program);
     if (status != ML_OK) return status;
     return program->session->device->ops->run(program->executable);
@@ -456,7 +455,7 @@ ml_status program_settle_others(ml_session *session, const ml_program *next) {
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
-    if (program->pipeline != NULL) return pipeline_start(program, inputs);
+    if (program->pipeline != NULL) return staged_programs.start(program, inputs);
     ml_program *done;
     ml_status status = program_settle_others(session, program);
     if (status == ML_OK) status = program_settle(program, &done); /* the run before */
@@ -483,7 +482,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
 }
 
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
-    if (program->pipeline != NULL) return pipeline_finish(program, outputs);
+    if (program->pipeline != NULL) return staged_programs.finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
     ml_program *done;
     ml_status status = program_settle(program, &done);

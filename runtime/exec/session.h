@@ -138,43 +138,31 @@ ml_status program_settle(ml_program *program, ml_program **done);
  * states. All ranks of a job call it in the same order. */
 ml_status program_settle_others(ml_session *session, const ml_program *next);
 
-/* pipeline_run.c: the same for programs that are cut into stages. */
-ml_status pipeline_load(ml_program *program);
-ml_status pipeline_connect(ml_program *program); /* all ranks together */
-void pipeline_unload(ml_program *program);
-void pipeline_unbind(ml_program *program); /* addresses have changed */
-ml_status pipeline_start(ml_program *program, const void *const *inputs);
-ml_status pipeline_finish(ml_program *program, void *const *outputs);
-/* A step with the microbatches that are queued; of a retry, those of its owner. */
-ml_status pipeline_step(ml_program *program);
-
-/* pipeline_retry.c: a step that may be done again. Room for the buffers of a program's stages; no
- * less than there is already. */
-ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes);
-/* All ranks together: sets program->may_overflow and until. */
-ml_status pipeline_overflow_agree(ml_program *program);
-/* Whether the retry's stages run in the same order, and send and receive the same. */
-bool pipeline_plans_alike(const ml_program *program, const ml_program *retry);
-/* All ranks together, after a step: the exchange without enough places, the same on every rank.
- * Where there is one, the states are as they were before the step. */
-ml_status pipeline_overflow(ml_program *program, exchange_overflow *found);
-
-/* pipeline_bubble.c: how much of a pipelined step ranks wait: predicted from the times of some
- * steps after the first ones, and measured in the next ones. */
+/* The same for programs that are cut into pipeline stages, whose plan->pipeline is set: a table of
+ * functions (exec/pipeline/run.c), so that sessions and programs do not depend on stages. */
 typedef struct {
-    int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
-    double began, busy;  /* seconds: when, and how long the device worked before */
-    int64_t *ran;        /* [actions][2] sums over the steps that are learnt from, nanoseconds */
-    int learnt;          /* how many */
-    double measured[2];  /* sums over those that are measured: worked, lasted */
-    ml_run_mode mode;    /* of the profile before */
-    double share;        /* the bubble; negative while it is not known */
-    double forecast;
-} bubble_clock;
-ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
-/* status: how the step went; it is passed on. */
-ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
-const bubble_clock *pipeline_clock(const ml_program *program); /* NULL: no pipeline */
+    ml_status (*load)(ml_program *program);
+    ml_status (*connect)(ml_program *program); /* all ranks together */
+    void (*unload)(ml_program *program);       /* of any program */
+    void (*unbind)(ml_program *program);       /* addresses have changed */
+    ml_status (*start)(ml_program *program, const void *const *inputs);
+    ml_status (*finish)(ml_program *program, void *const *outputs);
+    /* A step with the microbatches that are queued; of a retry, those of its owner. */
+    ml_status (*step)(ml_program *program);
+    /* As ml_program_bubble. */
+    double (*bubble)(const ml_program *program, double *forecast);
+    /* A step that may be done again. Room for the buffers of a program's stages; no less than there
+     * is already. */
+    ml_status (*buffers_reserve)(ml_program *program, int64_t bytes);
+    /* All ranks together: sets program->may_overflow and until. */
+    ml_status (*overflow_agree)(ml_program *program);
+    /* Whether the retry's stages run in the same order, and send and receive the same. */
+    bool (*plans_alike)(const ml_program *program, const ml_program *retry);
+    /* All ranks together, after a step: the exchange without enough places, the same on every rank.
+     * Where there is one, the states are as they were before the step. */
+    ml_status (*overflow)(ml_program *program, exchange_overflow *found);
+} staged_program_ops;
+extern const staged_program_ops staged_programs;
 
 /* ranks.c. An all-gather or a sum of host memory between the ranks along mesh axis i. */
 ml_status session_collect(const ml_session *session, int i, ml_collective kind, const void *from,

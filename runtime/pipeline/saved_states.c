@@ -1,4 +1,4 @@
-/* The states that a repeated step must find as they were (exec/pipeline_retry.c): those that it
+/* The states that a repeated step must find as they were (exec/pipeline/retry.c): those that it
  * assigns, except where it does not read their old value. Sums over microbatches are read by
  * where(first, 0, state), and `first` is an input: where it is true, the old value is unused. */
 #include "runtime/pipeline/pipeline_internal.h"

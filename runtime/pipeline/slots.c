@@ -6,7 +6,7 @@ static int rank_of(const pipeline_plan *pipeline, int stage) {
 }
 
 /* When a rank begins the action before its action `at`: then it has a destination for what that one
- * receives (exec/pipeline_run.c). */
+ * receives (exec/pipeline/run.c). */
 static int64_t expected_at(const pipeline_plan *pipeline, int rank, int at) {
     return at > 0 ? pipeline->schedule.actions[rank][at - 1].start : -1;
 }

@@ -12,7 +12,7 @@
 
 enum { MOST_STAGES = 32, MOST_EDGES = 4 * MOST_STAGES, MOST_RANKS = 16, MOST_TASKS = 1000 };
 
-/* What a rank does, as runtime/exec/pipeline_run.c does it. */
+/* What a rank does, as runtime/exec/pipeline/run.c does it. */
 typedef enum { EXPECT, ARRIVE, RUN, FRESH_RUN, SEND, SETTLE } launch_kind;
 typedef struct {
     launch_kind kind;

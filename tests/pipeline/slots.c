@@ -107,7 +107,7 @@ static void check_slots(const slots_case *c) {
 /* ---- What GPUs wait for -----------------------------------------------------------------------
  */
 
-/* One rank's stream, in the order in which exec/pipeline_run.c fills it. */
+/* One rank's stream, in the order in which exec/pipeline/run.c fills it. */
 typedef enum { ARRIVES, SETTLED, EXPECT, SEND } wait_kind;
 typedef struct {
     wait_kind kind;

@@ -17,7 +17,7 @@
  * Rows that find no place are never dropped in silence: they come back as NaN, the overflow check
  * (ml_roots) says of which module and what factor would have done, and the step changes no state.
  * Under pipeline stages each rank checks by itself, and the runtime compares ranks and restores
- * states after all microbatches (exec/pipeline_retry.c). */
+ * states after all microbatches (exec/pipeline/retry.c). */
 #include <math.h>
 #include <string.h>
 

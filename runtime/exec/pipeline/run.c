@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/exec/pipeline_run.h"
+#include "runtime/exec/pipeline/run.h"
 #include "runtime/plan/arena_offsets.h"
 
 char *saved_address(const ml_program *program, int stage, int microbatch, int saved) {
@@ -58,7 +58,7 @@ static ml_status channel_open(ml_program *program, int i) {
 
 /* Each channel of the plan has one of comm with room for the messages that are in flight on it at
  * once. */
-ml_status pipeline_connect(ml_program *program) {
+static ml_status pipeline_connect(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     if (program->owner != NULL) return ML_OK; /* it uses its owner's */
@@ -133,7 +133,7 @@ static ml_status feeds_make(ml_program *program) {
     return run->feeds != NULL ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory for inputs");
 }
 
-ml_status pipeline_load(ml_program *program) {
+static ml_status pipeline_load(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     struct pipeline_run *run = program->pipeline = ml_alloc(sizeof *run);
     if (run == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
@@ -157,7 +157,7 @@ ml_status pipeline_load(ml_program *program) {
     return status == ML_OK ? retry_load(program) : status;
 }
 
-void pipeline_unload(ml_program *program) {
+static void pipeline_unload(ml_program *program) {
     struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     if (run == NULL) return;
@@ -513,11 +513,13 @@ ml_status pipeline_step(ml_program *program) {
     return bubble_step_end(program, clock, status);
 }
 
-const bubble_clock *pipeline_clock(const ml_program *program) {
-    return program->pipeline != NULL ? &program->pipeline->clock : NULL;
+static double pipeline_bubble(const ml_program *program, double *forecast) {
+    const bubble_clock *clock = program->pipeline != NULL ? &program->pipeline->clock : NULL;
+    *forecast = clock != NULL ? clock->forecast : 0;
+    return clock != NULL ? clock->share : -1;
 }
 
-ml_status pipeline_start(ml_program *program, const void *const *inputs) {
+static ml_status pipeline_start(ml_program *program, const void *const *inputs) {
     struct pipeline_run *run = program->pipeline;
     char *feed = run->feeds + (int64_t)run->queued * run->feed_bytes;
     ml_program *done;
@@ -540,7 +542,7 @@ ml_status pipeline_start(ml_program *program, const void *const *inputs) {
     return program_execute(retry_at_once(program) ? program->retry : program);
 }
 
-void pipeline_unbind(ml_program *program) {
+static void pipeline_unbind(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     program->pipeline->fresh = true;
     for (int v = 0; v < plan->count; v++) {
@@ -564,7 +566,7 @@ static ml_status output_download(const ml_program *program, int output, void *to
     return ML_OK;
 }
 
-ml_status pipeline_finish(ml_program *program, void *const *outputs) {
+static ml_status pipeline_finish(ml_program *program, void *const *outputs) {
     int queued = program->pipeline->queued;
     if (queued > 0) {
         const char *name = program->plan->roots.name;
@@ -580,3 +582,18 @@ ml_status pipeline_finish(ml_program *program, void *const *outputs) {
     }
     return status;
 }
+
+const staged_program_ops staged_programs = {
+    .load = pipeline_load,
+    .connect = pipeline_connect,
+    .unload = pipeline_unload,
+    .unbind = pipeline_unbind,
+    .start = pipeline_start,
+    .finish = pipeline_finish,
+    .step = pipeline_step,
+    .bubble = pipeline_bubble,
+    .buffers_reserve = pipeline_buffers_reserve,
+    .overflow_agree = pipeline_overflow_agree,
+    .plans_alike = pipeline_plans_alike,
+    .overflow = pipeline_overflow,
+};

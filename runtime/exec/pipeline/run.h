@@ -1,11 +1,26 @@
-/* What the files that run pipelined programs share (pipeline_run.c, pipeline_retry.c). They are in
- * exec and not in runtime/pipeline because they run on a session, its device and its connections.
- */
+/* What the files that run pipelined programs share. They are in exec and not in runtime/pipeline
+ * because they run on a session, its device and its connections. */
 #ifndef ML_PIPELINE_RUN_H
 #define ML_PIPELINE_RUN_H
 
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
+
+/* bubble.c: how much of a pipelined step ranks wait: predicted from the times of some
+ * steps after the first ones, and measured in the next ones. */
+typedef struct {
+    int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
+    double began, busy;  /* seconds: when, and how long the device worked before */
+    int64_t *ran;        /* [actions][2] sums over the steps that are learnt from, nanoseconds */
+    int learnt;          /* how many */
+    double measured[2];  /* sums over those that are measured: worked, lasted */
+    ml_run_mode mode;    /* of the profile before */
+    double share;        /* the bubble; negative while it is not known */
+    double forecast;
+} bubble_clock;
+ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
+/* status: how the step went; it is passed on. */
+ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
 
 typedef struct {
     char *buffers;               /* device memory: slots of buffer_bytes each, then once_bytes */
@@ -35,7 +50,7 @@ struct pipeline_run {
     bool patient; /* some messages may be expected an action ahead */
     bool fresh;   /* some executables are not ready for several messages in flight */
     bubble_clock clock;
-    /* Of a step that may have to be repeated (pipeline_retry.c). */
+    /* Of a step that may have to be repeated (retry.c). */
     int64_t until;        /* the start of the action at which all flags of a step are known */
     int flag_count;       /* flags of this rank, for one microbatch */
     float *flags, *found; /* [microbatches][flag_count]: on the device, and on the host */
@@ -54,7 +69,18 @@ static inline bool mine(const ml_program *program, int stage) {
 }
 char *saved_address(const ml_program *program, int stage, int microbatch, int saved);
 
-/* ---- pipeline_retry.c */
+/* ---- run.c */
+
+ml_status pipeline_step(ml_program *program);
+
+/* ---- retry.c: rows of the table (session.h) */
+
+ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes);
+ml_status pipeline_overflow_agree(ml_program *program);
+bool pipeline_plans_alike(const ml_program *program, const ml_program *retry);
+ml_status pipeline_overflow(ml_program *program, exchange_overflow *found);
+
+/* ---- retry.c: within a run */
 
 /* When the program's stages are loaded: memory for its flags and copies of states. */
 ml_status retry_load(ml_program *program);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h" /* ml_debug */
-#include "runtime/exec/session.h"
+#include "runtime/exec/pipeline/run.h"
 #include "runtime/pipeline/plan.h"
 
 /* Which steps, counted from 1 without those in which microbatches run alone. The first one is timed

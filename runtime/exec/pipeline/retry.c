@@ -14,7 +14,7 @@
  */
 #include <string.h>
 
-#include "runtime/exec/pipeline_run.h"
+#include "runtime/exec/pipeline/run.h"
 
 ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes) {
     ml_device *device = program->session->device;
