@@ -133,6 +133,13 @@ static bool has_gated_experts(pass_context *c) {
            ml_fuse_gated_experts_applies(c->plan->graph);
 }
 
+static bool caches_params(pass_context *c) {
+    return c->param_cache;
+}
+static ml_graph *param_cache(pass_context *c) {
+    return plan_param_cache(c->plan);
+}
+
 /* Over the global graph. A program is divided into pipeline stages after them. */
 static const compile_pass global_passes[] = {
     {"extract", .run_with = pass_extract, .purpose = "the nodes that the program's results need"},
@@ -200,7 +207,7 @@ static const compile_pass choice_passes[] = {
      .purpose = "sums of squares come from the kernels of grouped products"},
     {"fuse_gated_experts", ml_fuse_gated_experts, .when = has_gated_experts,
      .purpose = "gates are applied in the kernels of grouped products"},
-    {"param_cache", .run_with = pass_param_cache, .when = pass_caches_params,
+    {"param_cache", .run_with = param_cache, .when = caches_params,
      .purpose = "parameters are stored as products read them, beside their f32 states"},
 };
 

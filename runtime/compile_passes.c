@@ -151,13 +151,6 @@ ml_graph *pass_recompute(pass_context *c) {
     return ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c));
 }
 
-bool pass_caches_params(pass_context *c) {
-    return c->param_cache;
-}
-ml_graph *pass_param_cache(pass_context *c) {
-    return plan_param_cache(c->plan);
-}
-
 void passes_run(pass_context *c, pass_list which) {
     for (int i = 0; i < compile_pass_lists[which].count; i++) {
         const compile_pass *p = &compile_pass_lists[which].list[i];

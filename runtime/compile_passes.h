@@ -52,8 +52,6 @@ ml_graph *pass_decompose(pass_context *c);
 ml_graph *pass_simplify_parts(pass_context *c);
 bool pass_recomputes(pass_context *c);
 ml_graph *pass_recompute(pass_context *c);
-bool pass_caches_params(pass_context *c);
-ml_graph *pass_param_cache(pass_context *c);
 
 void passes_run(pass_context *c, pass_list list);
 /* What MLUA_DUMP calls the graph of a task of a pipeline stage. */

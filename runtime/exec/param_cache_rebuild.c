@@ -1,4 +1,4 @@
-/* The parameter cache of a program (plan/param_cache.c) is rebuilt before a run where another
+/* The parameter cache of a program (param_cache.c) is rebuilt before a run where another
  * program, or the script, has set a parameter since the last one. */
 #include "runtime/exec/session.h"
 

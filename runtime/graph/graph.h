@@ -75,7 +75,7 @@ typedef enum {
     ML_STATE_OPTIMIZER,
     ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
     ML_STATE_OTHER,
-    ML_STATE_CACHE, /* a cached parameter (plan/param_cache.c): of one rank's part. Plans that cache
+    ML_STATE_CACHE, /* a cached parameter (param_cache.c): of one rank's part. Plans that cache
                        the same value share the state; no script makes one */
 } ml_state_kind;
 typedef struct {

@@ -509,7 +509,7 @@ static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_
 }
 
 /* An axis that no script can name; the same for the same group of another program over the same
- * model, so that what the two keep of the weights is the same, too (plan/param_cache.c). */
+ * model, so that what the two keep of the weights is the same, too (param_cache.c). */
 static ml_axis fresh_of(state *s, group *g) {
     char name[32];
     snprintf(name, sizeof name, "joined'%u", (unsigned)(g - s->groups.at) + 1);

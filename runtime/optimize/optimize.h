@@ -47,5 +47,8 @@ ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
 /* Whether the halves of the batch should alternate, where that hides collectives, and along which
  * axis. */
 bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
+/* The graph with a cache of parameters, as states that are updated with the parameters: sets
+ * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
+ml_graph *plan_param_cache(ml_plan *plan);
 
 #endif

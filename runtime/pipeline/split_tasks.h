@@ -15,7 +15,7 @@
  *
  * Weights concatenated or in a narrower dtype, as products read them, are the same for all
  * microbatches of a step. Where microbatches overlap, the once-per-step task computes them before
- * all others, into a buffer of its own: for a pipeline what plan/param_cache.c is for other
+ * all others, into a buffer of its own: for a pipeline what param_cache.c is for other
  * programs.
  *
  * Where microbatches overlap, a state that the program updates is read by one task alone, which

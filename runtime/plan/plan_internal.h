@@ -30,11 +30,6 @@ void plan_graph_set(ml_plan *plan, ml_graph *graph);
 /* The same after pass `name`, which built it: verify and print it, where that is asked for. */
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 
-/* ---- param_cache.c */
-/* The graph with a cache of parameters, as states that are updated with the parameters: sets
- * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
-ml_graph *plan_param_cache(ml_plan *plan);
-
 /* ---- overlap.c */
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);

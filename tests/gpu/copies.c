@@ -1,4 +1,4 @@
-/* Copies of parameters that programs keep from step to step (plan/param_cache.c), whatever sets the
+/* Copies of parameters that programs keep from step to step (param_cache.c), whatever sets the
  * parameters in between, and kernels that share a launch (plan/batch_kernels.c): results are to the
  * bit what they are without. */
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Which kernels a GPU runs in one launch (plan/batch_kernels.c), and which casts of parameters
- * outlive a step (plan/param_cache.c). */
+ * outlive a step (param_cache.c). */
 #include <string.h>
 
 #include "runtime/compile.h"

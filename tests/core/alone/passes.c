@@ -14,7 +14,6 @@ static const compile_pass rank[] = {
 };
 static const compile_pass choice[] = {
     {"recompute", .run_with = pass_recompute, .when = pass_recomputes, .purpose = "less memory"},
-    {"param_cache", .run_with = pass_param_cache, .when = pass_caches_params, .purpose = "speed"},
 };
 
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {

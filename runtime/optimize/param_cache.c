@@ -14,6 +14,7 @@
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
 #include "runtime/graph/rewrite.h"
+#include "runtime/optimize/optimize.h"
 #include "runtime/plan/plan_internal.h"
 
 typedef struct {
