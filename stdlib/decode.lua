@@ -103,7 +103,8 @@ local function given_input(one, batch)
   return "given " .. one.name, axes
 end
 
--- The logits over {batch, seq, vocabulary} of tokens {batch, seq}, and the name of the last axis. Of `inputs` what prompts give.
+-- The logits over {batch, seq, vocabulary} of tokens {batch, seq}, in f32 (rounded to bf16, many of the likeliest would be equal), and the
+-- name of the last axis. Of `inputs` what prompts give.
 local function forward(self, tokens, batch, inputs)
   local tensors = {}
   for _, one in ipairs(self.given) do tensors[one.name] = inputs["given " .. one.name] end
@@ -112,7 +113,7 @@ local function forward(self, tokens, batch, inputs)
   local vocab = check_logits(logits, batch, self.seq)
   self.vocab = logits:size(vocab)
   if self.weights then logits = core.narrow_weights(logits, self.weights) end
-  return logits, vocab
+  return core.wide_logits(logits), vocab
 end
 
 -- Where no training has given the model its weights, those of --from; then what products read of them in 8 bits. In a task nothing reads the

@@ -8,8 +8,10 @@
  * blocks clear what is of no group. RAGGED_OUTER: a tile belongs to one group and sums over its
  * rows in order, so that results repeat. bf16 runs on tensor cores (on Hopper by ragged_tma.cu or,
  * where the driver or the strides do not allow it, ragged_wgmma.cu; elsewhere and for few columns
- * by ragged_mma.cu), everything else by plain multiplications (ragged_plain.cu). */
+ * by ragged_mma.cu), everything else by plain multiplications (ragged_plain.cu). Few rows in all,
+ * as steps of decoding have, are products of few rows each (few_rows.cu). */
 #include "runtime/ops/ragged/ragged.h"
+#include "codegen/kernels/few_rows.h"
 #include "codegen/kernels/template.h"
 
 enum { PRODUCT_READS = 4 };
@@ -390,6 +392,13 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
     p.r = step->ragged = describe(s, step);
     if (s->target->kind != ML_TARGET_CUDA) {
         step->kind = ML_STEP_RAGGED;
+        return;
+    }
+    if (mma_serves(&p) && few_rows_of_groups(s->target, p.r)) {
+        p.tile_m = p.tile_n = p.tiles = p.height = 1; /* of its own */
+        set_sizes(&p);
+        step->kernel = few_rows_groups_kernel(&p.text, s->target, p.r, pointers(&p));
+        if (p.r->gated) step->kernel->next = gated_kernel(&p);
         return;
     }
     method best = tma_serves(&p) ? TMA : wgmma_serves(&p) ? WGMMA : mma_serves(&p) ? MMA : PLAIN;

@@ -275,6 +275,7 @@ static void find_readers(overlays *all, uint32_t id) {
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++)
         read_by_opaque(all, id, ml_graph_source(l->g, group->node, i));
     read_by_opaque(all, id, group->bias);
+    read_by_opaque(all, id, group->scale);
     read_by_opaque(all, id, group->addend);
 }
 

@@ -62,9 +62,10 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
             fuse_producers(l, view.base, false, visit, context);
     }
     lower_view view;
-    ml_ref added = group->bias ? group->bias : group->addend;
-    if (added != 0 && views_of(l, added, &view))
-        fuse_producers(l, view.base, false, visit, context);
+    const ml_ref more[] = {group->bias ? group->bias : group->addend, group->scale};
+    for (int i = 0; i < 2; i++)
+        if (more[i] != 0 && views_of(l, more[i], &view))
+            fuse_producers(l, view.base, false, visit, context);
 }
 
 /* --- joining --- */
@@ -484,6 +485,7 @@ static void place_opaque(lowering *l, ml_ref n) {
     group.result = n;
     group.bias = l->info[n].bias;
     group.addend = l->info[n].addend;
+    group.scale = l->info[n].scale;
     if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
     for (int i = 0; i < 2; i++)
         if (group.packs[i]) place_pack(l, &group, i);
@@ -497,6 +499,7 @@ static void place_opaque(lowering *l, ml_ref n) {
     }
     if (group.bias != 0) mark_read(l, group.bias);
     if (group.addend != 0) mark_read(l, group.addend);
+    if (group.scale != 0) mark_read(l, group.scale);
 }
 
 void fuse_groups(lowering *l) {

@@ -47,16 +47,6 @@ static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
         if (is_reduced(g, dot, a->axis[i])) add_axis(&out->k, a, i);
 }
 
-ml_ref gemm_operand(const lowering *l, ml_ref dot, int i) {
-    ml_ref source = ml_graph_source(l->g, dot, i);
-    if (l->target->kind != ML_TARGET_C || l->target->no_fuse ||
-        ml_graph_node(l->g, source)->op != ML_OP_CAST)
-        return source;
-    ml_ref under = ml_graph_source(l->g, source, 0);
-    int dtype = ml_graph_type(l->g, under)->dtype;
-    return ml_is_narrow((ml_dtype)dtype) && ml_dtypes[dtype].bytes == 1 ? under : source;
-}
-
 bool gemm_serves(const lowering *l, ml_ref dot) {
     const ml_graph *g = l->g;
     int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
@@ -102,6 +92,62 @@ static bool operand_fits(const ml_type *type, const int64_t *stride, const axis_
            matrix_fits(rows->total, cols->total, row, col);
 }
 
+typedef struct {
+    ml_ref node;
+    ml_type type;
+    int64_t stride[ML_MAX_AXES];
+} operand;
+
+/* k in the order of memory of `op`. */
+static axis_group order_by(const axis_group *k, const operand *op) {
+    axis_group out = *k;
+    for (int i = 1; i < out.count; i++) {
+        for (int at = i; at > 0; at--) {
+            int64_t low = views_axis_stride(&op->type, op->stride, out.axis[at - 1]);
+            int64_t high = views_axis_stride(&op->type, op->stride, out.axis[at]);
+            if (low >= high) break;
+            ml_axis axis = out.axis[at];
+            int64_t size = out.size[at];
+            out.axis[at] = out.axis[at - 1];
+            out.size[at] = out.size[at - 1];
+            out.axis[at - 1] = axis;
+            out.size[at - 1] = size;
+        }
+    }
+    return out;
+}
+
+/* Whether the operand is the cast of weights of 8 bits that mlua's own kernel widens: the second
+ * one of a product of few rows, a state as it is in memory, which is a matrix along k or n. */
+static bool widens_few_rows(const lowering *l, ml_ref dot) {
+    const ml_graph *g = l->g;
+    ml_ref cast = ml_graph_source(g, dot, 1), state = ml_graph_source(g, cast, 0);
+    while (ml_graph_node(g, state)->op == ML_OP_RENAME) state = ml_graph_source(g, state, 0);
+    const int c = ml_graph_type(g, dot)->dtype;
+    if (ml_graph_node(g, state)->op != ML_OP_STATE || (c != ML_BF16 && c != ML_F32)) return false;
+    if (ml_graph_type(g, cast)->dtype != ML_BF16) return false;
+    if (ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype != ML_BF16) return false;
+    dot_axes axes;
+    operand b = {.type = *ml_graph_type(g, ml_graph_source(g, cast, 0))};
+    int64_t deep, wide;
+    read_axes(g, dot, &axes);
+    views_strides(&b.type, b.stride);
+    const axis_group k = order_by(&axes.k, &b);
+    return axes.batch.total == 1 &&
+           ml_few_rows_of_bytes(l->target, axes.m.total, axes.n.total, axes.k.total) &&
+           operand_fits(&b.type, b.stride, &axes.n, &k, &wide, &deep);
+}
+
+ml_ref gemm_operand(const lowering *l, ml_ref dot, int i) {
+    ml_ref source = ml_graph_source(l->g, dot, i);
+    if (l->target->no_fuse || ml_graph_node(l->g, source)->op != ML_OP_CAST) return source;
+    ml_ref under = ml_graph_source(l->g, source, 0);
+    int dtype = ml_graph_type(l->g, under)->dtype;
+    if (!ml_is_narrow((ml_dtype)dtype) || ml_dtypes[dtype].bytes != 1) return source;
+    if (l->target->kind != ML_TARGET_C && (i != 1 || !widens_few_rows(l, dot))) return source;
+    return under;
+}
+
 /* An operand of a product, whose own axes are `free`; lines and columns of a matrix of k x free as
  * of one of free x k. */
 static bool factor_fits(const dot_axes *axes, const ml_type *type, const int64_t *stride,
@@ -130,12 +176,6 @@ bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride) {
 }
 
 /* --- operands that must be copied --- */
-
-typedef struct {
-    ml_ref node;
-    ml_type type;
-    int64_t stride[ML_MAX_AXES];
-} operand;
 
 static void add_group(ml_type *type, const axis_group *group) {
     for (int i = 0; i < group->count; i++) {
@@ -208,25 +248,6 @@ static void read_operand(lowering *l, ml_ref node, operand *out) {
     memcpy(out->stride, view.stride, sizeof out->stride);
 }
 
-/* k in the order of memory of `op`. */
-static axis_group order_by(const axis_group *k, const operand *op) {
-    axis_group out = *k;
-    for (int i = 1; i < out.count; i++) {
-        for (int at = i; at > 0; at--) {
-            int64_t low = views_axis_stride(&op->type, op->stride, out.axis[at - 1]);
-            int64_t high = views_axis_stride(&op->type, op->stride, out.axis[at]);
-            if (low >= high) break;
-            ml_axis axis = out.axis[at];
-            int64_t size = out.size[at];
-            out.axis[at] = out.axis[at - 1];
-            out.size[at] = out.size[at - 1];
-            out.axis[at - 1] = axis;
-            out.size[at - 1] = size;
-        }
-    }
-    return out;
-}
-
 /* Choose the order of k that needs the fewest copies; fits[i]: operand i needs none. */
 static void choose_order(dot_axes *axes, const operand *a, const operand *b, bool *fits) {
     axis_group by_a = order_by(&axes->k, a), by_b = order_by(&axes->k, b);
@@ -235,7 +256,9 @@ static void choose_order(dot_axes *axes, const operand *a, const operand *b, boo
     bool b1 = factor_fits(axes, &b->type, b->stride, &axes->n, &by_a, &row, &col);
     bool a2 = factor_fits(axes, &a->type, a->stride, &axes->m, &by_b, &row, &col);
     bool b2 = factor_fits(axes, &b->type, b->stride, &axes->n, &by_b, &row, &col);
-    bool second = a2 + b2 > a1 + b1;
+    /* Weights of 8 bits are read where they are. */
+    bool bytes = !axes->scaled && ml_dtypes[b->type.dtype].bytes == 1;
+    bool second = a2 + b2 > a1 + b1 || (bytes && b2);
     axes->k = second ? by_b : by_a;
     fits[0] = second ? a2 : a1;
     fits[1] = second ? b2 : b1;
@@ -323,6 +346,21 @@ void gemm_plan(lowering *l, lower_group *group) {
     group->gemm = gemm;
 }
 
+/* A vector along the columns of a product, contiguous in memory. */
+static bool is_row(lowering *l, ml_ref dot, ml_ref vector) {
+    const ml_type *type = ml_graph_type(l->g, vector);
+    dot_axes axes;
+    lower_view view;
+    int64_t stride;
+    read_axes(l->g, dot, &axes);
+    if (axes.batch.total != 1 || ml_type_elements(type) != axes.n.total) return false;
+    for (int i = 0; i < axes.n.count; i++)
+        if (ml_type_find(type, axes.n.axis[i]) < 0) return false;
+    views_require(l, vector, false);
+    return views_of(l, vector, &view) && group_stride(&axes.n, type, view.stride, &stride) &&
+           stride == 1;
+}
+
 /* Whether n is DOT + bias where the bias is a contiguous vector along the DOT's columns. cuBLASLt
  * adds it to the sum in f32 and rounds once; added in bf16 after the product is rounded, a bias far
  * below the spacing of what it is added to would decide each tie, and so count several times over.
@@ -336,16 +374,7 @@ static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
     if (l->info[dot].pinned || l->info[dot].layout != 0 || l->info[n].layout != 0) return false;
     if (l->first_user[dot + 1] - l->first_user[dot] != 1) return false;
     if (!ml_type_equal(type, ml_graph_type(l->g, n)) || vector->dtype != type->dtype) return false;
-    dot_axes axes;
-    read_axes(l->g, dot, &axes);
-    if (axes.batch.total != 1 || ml_type_elements(vector) != axes.n.total) return false;
-    for (int i = 0; i < axes.n.count; i++)
-        if (ml_type_find(vector, axes.n.axis[i]) < 0) return false;
-    views_require(l, bias, false);
-    lower_view view;
-    int64_t stride;
-    return views_of(l, bias, &view) && group_stride(&axes.n, vector, view.stride, &stride) &&
-           stride == 1;
+    return is_row(l, dot, bias);
 }
 
 bool gemm_updates(const lowering *l, ml_ref n, ml_ref state) {
@@ -419,6 +448,57 @@ static void share_memory(lowering *l, ml_ref n, ml_ref sum) {
     l->info[n].shares = true;
 }
 
+/* Whether `only` serves nothing but its one user, which need not have it in memory. */
+static bool serves_one(const lowering *l, ml_ref only) {
+    return l->first_user[only + 1] - l->first_user[only] == 1 && !l->info[only].pinned &&
+           l->info[only].layout == 0;
+}
+
+/* The result of a product of few rows by weights of 8 bits, that n continues: a product, times its
+ * scales, rounded to bf16, plus a tensor in bf16. */
+static bool takes_step(lowering *l, ml_ref n, ml_ref work, ml_ref other) {
+    const ml_graph *g = l->g;
+    const int op = ml_graph_node(g, n)->op, dtype = ml_graph_type(g, n)->dtype;
+    const lower_info *info = &l->info[work];
+    ml_ref dot = info->product ? info->product : work;
+    if (l->info[n].role != LOWER_ROOT && l->info[n].role != LOWER_INLINE) return false;
+    if (info->role != LOWER_OPAQUE || !serves_one(l, work) || l->info[n].layout) return false;
+    if (ml_graph_node(g, dot)->op != ML_OP_DOT || l->target->kind != ML_TARGET_CUDA ||
+        gemm_operand(l, dot, 1) == ml_graph_source(g, dot, 1))
+        return false;
+    if (op == ML_OP_MUL)
+        return !info->product && ml_type_equal(ml_graph_type(g, n), ml_graph_type(g, work)) &&
+               dtype == ML_F32 && ml_graph_type(g, other)->dtype == ML_F32 && is_row(l, dot, other);
+    if (!info->scale || info->addend) return false;
+    if (op == ML_OP_CAST) return dtype == ML_BF16;
+    if (op != ML_OP_ADD || dtype != ML_BF16 || other > n) return false;
+    lower_view view;
+    if (!ml_type_equal(ml_graph_type(g, n), ml_graph_type(g, work)) ||
+        !ml_type_equal(ml_graph_type(g, n), ml_graph_type(g, other)))
+        return false;
+    views_require(l, other, false);
+    return views_of(l, other, &view) && views_contiguous(ml_graph_type(g, other), view.stride);
+}
+
+static void take_steps(lowering *l, ml_ref n) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    const bool binary = node->op == ML_OP_MUL || node->op == ML_OP_ADD;
+    if (!l->info[n].reached || (!binary && node->op != ML_OP_CAST)) return;
+    for (int i = 0; i < node->source_count && !l->info[n].product; i++) {
+        ml_ref work = ml_graph_source(l->g, n, i);
+        ml_ref other = binary ? ml_graph_source(l->g, n, 1 - i) : 0;
+        if (!takes_step(l, n, work, other)) continue;
+        lower_info *info = &l->info[n], *before = &l->info[work];
+        info->role = LOWER_OPAQUE;
+        info->product = before->product ? before->product : work;
+        info->scale = node->op == ML_OP_MUL ? other : before->scale;
+        info->addend = node->op == ML_OP_ADD ? other : 0;
+        before->role = LOWER_INLINE;
+        before->product = before->scale = 0;
+        before->taken = true;
+    }
+}
+
 static void take_addition(lowering *l, ml_ref n, ml_ref work) {
     l->info[n].role = LOWER_OPAQUE;
     l->info[n].product = work;
@@ -429,6 +509,7 @@ static void take_addition(lowering *l, ml_ref n, ml_ref work) {
 void gemm_take_additions(lowering *l) {
     bool biases = l->target->kind == ML_TARGET_CUDA;
     for (ml_ref n = 1; n < l->count && !l->target->no_fuse; n++) {
+        take_steps(l, n);
         bool adds = l->info[n].reached && ml_graph_node(l->g, n)->op == ML_OP_ADD;
         for (int i = 0; i < 2 && adds && l->info[n].product == 0; i++) {
             ml_ref work = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
@@ -460,9 +541,42 @@ static bool is_constant(const lowering *l, uint32_t value) {
     return true;
 }
 
+/* One more operand of a step that is a product of few rows: what a later one reads. */
+static void ask_for(lowering *l, ml_few_rows *asker, uint32_t value, int64_t bytes) {
+    ml_step *step = &l->s->steps.at[asker->step];
+    const int reads = step->read_count, count = reads + step->write_count;
+    uint32_t *values = ML_NEW_ARRAY(l->arena, uint32_t, count + 1);
+    memcpy(values, step->values, sizeof *values * (size_t)reads);
+    memcpy(values + reads + 1, step->values + reads, sizeof *values * (size_t)step->write_count);
+    values[step->read_count++] = value;
+    step->values = values;
+    asker->next_bytes[asker->next_count++] = bytes;
+    if (!ml_template_few_rows(l->s, step, asker))
+        ml_raise(ML_INTERNAL, "lowering: a product of few rows lost its kernel");
+}
+
+/* Where many steps lie between two products of few rows, memory is idle meanwhile: the first asks
+ * for what the next ones read, as much as the L2 cache has room for. */
+static void ask_ahead(lowering *l, const ml_few_rows *product) {
+    enum { FEWEST_STEPS = 3, ROOM = 32 << 20, ARCH = 90 };
+    const ml_value *b = &l->s->values.at[l->s->steps.at[product->step].values[1]];
+    ml_few_rows *before = l->few_rows;
+    int64_t left = ROOM, bytes = ml_type_bytes(&b->type);
+    l->few_rows = ML_NEW(l->arena, ml_few_rows);
+    *l->few_rows = *product;
+    if (l->target->arch < ARCH || !before) return;
+    if (product->step - before->step > FEWEST_STEPS) l->asker = before;
+    ml_few_rows *asker = l->asker;
+    if (!asker || asker->next_count == ML_FEW_ROWS_NEXT) return;
+    for (int i = 0; i < asker->next_count; i++) left -= asker->next_bytes[i];
+    if (!asker->constant || !product->constant || !views_contiguous(&b->type, b->stride)) return;
+    if (left > 0)
+        ask_for(l, asker, l->s->steps.at[product->step].values[1], bytes < left ? bytes : left);
+}
+
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
-    uint32_t reads[4], write = views_value(l, group->result);
+    uint32_t reads[6], write = views_value(l, group->result);
     int read_count = 2;
     for (int i = 0; i < 2; i++)
         reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
@@ -471,6 +585,7 @@ void gemm_step(lowering *l, lower_group *group) {
         reads[read_count++] = views_value(l, group->bias);
         group->gemm->epilogue = ML_EPILOGUE_BIAS;
     }
+    if (group->scale != 0) reads[read_count++] = views_value(l, group->scale);
     if (group->addend != 0) {
         reads[read_count++] = views_value(l, group->addend);
         group->gemm->accumulate = true;
@@ -478,12 +593,18 @@ void gemm_step(lowering *l, lower_group *group) {
     const int addend = read_count - 1;
     if (group->gemm->scaled) reads[read_count++] = views_value(l, ml_graph_source(l->g, n, 2));
     ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
-    if (l->target->kind == ML_TARGET_CUDA &&
-        ml_template_few_rows(l->s, step, group->gemm, is_constant(l, reads[1])))
+    const ml_few_rows product = {.gemm = group->gemm,
+                                 .step = l->s->steps.count - 1,
+                                 .scaled = group->scale != 0,
+                                 .constant = is_constant(l, reads[1])};
+    if (l->target->kind == ML_TARGET_CUDA && ml_template_few_rows(l->s, step, &product)) {
         step->kind = ML_STEP_KERNEL;
-    else
+        ask_ahead(l, &product);
+        step = &l->s->steps.at[product.step];
+    } else {
         step->gemm = group->gemm;
-    if (group->addend == 0) return;
+    }
+    if (group->addend == 0 || group->scale != 0) return;
     step->may_alias = ML_NEW(l->arena, uint64_t);
     step->may_alias[0] = (uint64_t)1 << addend;
 }

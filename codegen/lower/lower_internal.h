@@ -93,6 +93,7 @@ typedef struct {
     ml_gemm *gemm;       /* DOT */
     ml_ref result;       /* what a library step writes: itself, or the ADD fused as its epilogue */
     ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
+    ml_ref scale;        /* what multiplies the columns before that; 0: none */
 } lower_group;
 
 typedef struct {
@@ -107,6 +108,7 @@ typedef struct {
     uint32_t layout; /* index of a lower_layout; 0: contiguous in the type's order */
     ml_ref product; /* of an ADD fused as the epilogue of a DOT or SCATTER_ADD: that; 0 elsewhere */
     ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
+    ml_ref scale;          /* of products by weights of 8 bits: what multiplies the columns */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */
     uint32_t *checkpoints; /* RECURRENCE: lower_checkpoints, NULL not yet */
@@ -137,6 +139,8 @@ typedef struct {
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
     uint32_t last_opaque;       /* the group */
+    ml_few_rows *few_rows;      /* the last such product so far; NULL: none */
+    ml_few_rows *asker;         /* the last one that asks for what later ones read; NULL: none */
     ML_VEC(lower_pack) packs;
     ml_index pack_index;      /* by node */
     uint32_t scalar_group;    /* a recent kernel without loops */
@@ -258,14 +262,15 @@ ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t 
 /* gemm.c: products. Whether the library computes this DOT. */
 bool gemm_serves(const lowering *l, ml_ref dot);
 /* What a product that a library serves reads as operand i: where that is the cast of weights of 8
- * bits, those, which a CPU's product widens itself. */
+ * bits, those, which a CPU's product and a GPU's of few rows widen themselves. */
 ml_ref gemm_operand(const lowering *l, ml_ref dot, int i);
 /* How many operands of a DOT must be copied as they are stored; for operand `which` alone: 0 or 1,
  * and the order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
 /* Give ADDs to the DOT before them: of a bias, where the target's library adds for nothing, and of
  * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. The latter to
- * SCATTER_ADDs too. */
+ * SCATTER_ADDs too. Products of few rows by weights of 8 bits take their scales, the rounding and
+ * an addition in bf16. */
 void gemm_take_additions(lowering *l);
 /* Whether n is the new value of the state that the STATE reads. */
 bool gemm_updates(const lowering *l, ml_ref n, ml_ref state);

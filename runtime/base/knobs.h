@@ -20,7 +20,8 @@ typedef struct {
     const char *cache;
     bool tune, cudnn, deterministic;
     int wgmma;
-    bool tma;
+    bool tma, early;
+    int few_rows;
     int blas;
     int recompute;
     int chunk; /* MiB */

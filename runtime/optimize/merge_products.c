@@ -180,9 +180,17 @@ static bool gathered_alike(const state *s, ml_ref a, ml_ref b) {
 
 /* ---- Groups of products with one left operand ------------------------------------------------ */
 
+/* Weights of 8 bits that are cast for the product, which kernels read where they are: joined, they
+ * would be written once more in each step. */
+static bool widens_weights(const state *s, ml_ref n) {
+    ml_ref right = right_of(s, n);
+    return node_of(s, right)->op == ML_OP_CAST &&
+           is_scaled(type_of(s, ml_graph_source(s->r->from, right, 0)));
+}
+
 /* No batch axes, and something to flatten. */
 static bool mergeable(const state *s, ml_ref n) {
-    if (!is_product(s, n) || node_of(s, n)->arg_count == 0) return false;
+    if (!is_product(s, n) || node_of(s, n)->arg_count == 0 || widens_weights(s, n)) return false;
     const ml_type *left = type_of(s, left_of(s, n));
     ml_axis axes[ML_MAX_AXES];
     int64_t sizes[ML_MAX_AXES];

@@ -33,8 +33,12 @@ bool ml_template_recurrence_grid(ml_schedule *s, ml_step *step, const char **why
     *why = "the core has no kernels";
     return false;
 }
-bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_gemm *gemm, bool constant) {
-    (void)s, (void)step, (void)gemm, (void)constant;
+bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_few_rows *product) {
+    (void)s, (void)step, (void)product;
+    return false;
+}
+bool ml_few_rows_of_bytes(const ml_target *target, int64_t m, int64_t n, int64_t k) {
+    (void)target, (void)m, (void)n, (void)k;
     return false;
 }
 void ml_template_write_rows(ml_schedule *s, ml_step *step) {

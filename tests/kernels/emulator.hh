@@ -394,6 +394,23 @@ static inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsig
 static inline unsigned pack_bf16(float low, float high) {
     return emulated_bf16(low) | (unsigned)emulated_bf16(high) << 16;
 }
+static inline unsigned permute_bytes(unsigned low, unsigned high, unsigned order) {
+    const unsigned long long all = low | (unsigned long long)high << 32;
+    unsigned r = 0;
+    for (int i = 0; i < 4; i++) r |= (unsigned)(all >> (order >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return r;
+}
+static inline unsigned fma_bf16_pair(unsigned x, unsigned y, unsigned z) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i += 16) {
+        float f[3];
+        const unsigned wide[3] = {x >> i << 16, y >> i << 16, z >> i << 16};
+        memcpy(f, wide, sizeof f);
+        r |= (unsigned)emulated_bf16(fmaf(f[0], f[1], f[2])) << i;
+    }
+    return r;
+}
+static inline void prefetch_to_l2(const void *, int) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void kernel_begins() {} /* of prelude.cuh */
 #define MLUA_EMULATED

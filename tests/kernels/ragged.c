@@ -116,6 +116,24 @@ TEST(kernels, moe_kernels_emulated) {
     template_use_emulator(false);
 }
 
+/* Few rows in all: groups without any, of one and of several rows, more than a warp has lanes; rows
+ * of no group, which may not be read. */
+static void few(fixture *f) {
+    static const grouping one = {5, 8, {1, 1, 1, 5, 6}, {1, 4, 1, 6, 8}};
+    grouping many = {40, 5, {0}, {0}};
+    for (int e = 34; e < 40; e++) many.starts[e] = e / 36, many.ends[e] = e == 35 ? 1 : e / 36;
+    many.ends[39] = 4;
+    template_spoil(fixture_axis(f, "r"), 4, 5);
+    kernel(f, &one, ML_BF16, ML_BF16, "rk", "ekn", 136, 136);
+    kernel(f, &many, ML_BF16, ML_F32, "rk", "enk", 72, 40);
+    template_spoil(0, 0, 0);
+}
+TEST(kernels, moe_few_rows_emulated) {
+    template_use_emulator(true);
+    fixture_run(few, 4);
+    template_use_emulator(false);
+}
+
 /* Hopper's own kernels: either order of the matrices, more steps than stages, more than a tile of
  * columns, tiles with rows of both sequences. */
 static void wide(fixture *f) {

@@ -1,5 +1,8 @@
-/* Weights of 8 bits in Lua (runtime/ops/quantize/weights.h): one list of them for each dtype. */
+/* What decoding makes of a model's logits: by weights of 8 bits (runtime/ops/quantize/weights.h),
+ * of which there is one list for each dtype; in f32 (runtime/graph/wide.h). */
 #include "runtime/ops/quantize/weights.h"
+
+#include "runtime/graph/wide.h"
 
 #include "vm/vm.h"
 
@@ -47,6 +50,17 @@ static void narrow(void *argument) {
     call->logits = ml_weights_narrow(call->graph, call->logits, call->list, scratch);
     ml_arena_free(scratch);
     ml_graph_set_origin(call->graph, &call->origin);
+}
+
+static void widen(void *argument) {
+    narrow_call *call = argument;
+    call->logits = ml_wide(call->graph, call->logits);
+}
+
+static int core_wide_logits(lua_State *L) {
+    narrow_call call = {.graph = vm_of(L)->graph, .logits = vm_tensor(L, 1, "the logits")};
+    vm_protect(L, widen, &call);
+    return vm_push_tensor(L, call.logits);
 }
 
 static void name_state(lua_State *L, uint32_t state, uint32_t parameter, const char *suffix) {
@@ -104,6 +118,8 @@ static int core_fill_weights(lua_State *L) {
 }
 
 static const vm_entry functions[] = {
+    {"wide_logits", core_wide_logits, "logits: Tensor -> Tensor",
+     "the same in f32: the sums of their product are not rounded to the compute dtype"},
     {"narrow_weights", core_narrow_weights, "logits: Tensor, dtype: string -> Tensor",
      "logits by products that read their weights as i8 or e4m3 with a scale for each output"},
     {"fill_weights", core_fill_weights, "dtype: string, frees?: boolean -> integer, integer",

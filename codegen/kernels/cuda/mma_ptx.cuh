@@ -46,6 +46,21 @@ static __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+/* Four of the bytes 0 to 7 of low and high, by the digits of `order` (base 16, first lowest). */
+static __device__ __forceinline__ unsigned permute_bytes(unsigned low, unsigned high,
+                                                         unsigned order) {
+    return __byte_perm(low, high, order);
+}
+/* x y + z of each half. */
+static __device__ __forceinline__ unsigned fma_bf16_pair(unsigned x, unsigned y, unsigned z) {
+    unsigned r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
+/* From sm_90 on. */
+static __device__ __forceinline__ void prefetch_to_l2(const void *from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 static __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -22,6 +22,7 @@ struct arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
+    kernel_begins();
     long long batch = blockIdx.x / ROWS, row = blockIdx.x % ROWS;
     const RESULT *from = (const RESULT *)a.p[C_AT] + batch * C_BATCH + row * C_ROW;
     ml_bf16 *out = (ml_bf16 *)a.p[S_AT] + batch * S_BATCH + row * S_ROW;

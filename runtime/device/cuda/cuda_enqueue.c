@@ -44,21 +44,22 @@ static ml_status launch_early(cuda_device *d, const cuda_launch *launch, void **
     return ML_OK;
 }
 
-/* Steps of decoding are short, so that what lies between them counts. The first one of a run waits
- * for all before it: the rest of them may read what no step writes at once. */
-static bool starts_early(const ml_executable *e, const cuda_step *step, const ml_kernel *k) {
+/* Steps of decoding are short, so that what lies between them counts. The first kernel of a run
+ * waits for all before it, other programs' too: the rest may read what no step writes at once. */
+static bool starts_early(const ml_executable *e, const ml_kernel *k) {
     enum { ARCH = 90 };
-    return e->plan->roots.often && k->early && step != e->steps && cuda.cuLaunchKernelEx &&
-           e->device->base.target.arch >= ARCH && !e->device->nccl;
+    const ml_target *target = &e->device->base.target;
+    return e->plan->roots.often && k->early && e->launched && !target->no_early &&
+           cuda.cuLaunchKernelEx && target->arch >= ARCH && !e->device->nccl;
 }
 
-static ml_status launch_kernel(const ml_executable *e, const cuda_step *step,
-                               const cuda_launch *launch) {
+static ml_status launch_kernel(ml_executable *e, const cuda_launch *launch) {
     const ml_kernel *k = launch->kernel;
     cuda_device *d = e->device;
     void *parameters[] = {launch->arguments};
     if (k->grid[0] == 0 || k->grid[1] == 0 || k->grid[2] == 0) return ML_OK; /* nothing to do */
-    if (starts_early(e, step, k)) return launch_early(d, launch, parameters);
+    if (starts_early(e, k)) return launch_early(d, launch, parameters);
+    e->launched = true;
     if (k->cooperative) {
         CUDA_TRY(cuLaunchCooperativeKernel(launch->function, k->grid[0], k->grid[1], k->grid[2],
                                            k->block, 1, 1, k->shared_bytes, d->stream, parameters));
@@ -82,6 +83,7 @@ static ml_status copy_operand(ml_executable *e, const cuda_step *step, int from,
 
 ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     cuda_doing(step->what);
+    if (step == e->steps) e->launched = false;
     if (step->gemm) {
         void *operands[CUDA_GEMM_OPERANDS];
         int reads = step->step->read_count, addend = reads - 1 - step->step->gemm->scaled;
@@ -94,7 +96,7 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     if (step->loop) return cuda_loop_run(e, step);
     if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
     if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
-    for (int i = 0; i < step->launch_count; i++) ML_TRY(launch_kernel(e, step, &step->launches[i]));
+    for (int i = 0; i < step->launch_count; i++) ML_TRY(launch_kernel(e, &step->launches[i]));
     return ML_OK;
 }
 

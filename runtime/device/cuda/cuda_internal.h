@@ -187,6 +187,7 @@ struct ml_executable {
     uint32_t opened_count, opened_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
+    bool launched; /* something of the present run is on the stream */
     uint64_t runs;
     ml_checker *checker;          /* where MLUA_CHECK asks for one */
     ml_profile_program *profiled; /* its description; NULL until a run is timed */
