@@ -1,7 +1,8 @@
 -- `mlua check --memory-curve`: the predicted time of a step over the memory that it may use.
 --
 -- The script is checked with memory for everything, then with next to none, whose plan is the least; then with budgets between,
--- several at once. A budget decides which values are computed again (runtime/plan/fit_memory.c).
+-- several at once. A budget decides which values are computed again (runtime/plan/fit_memory.c); below each row are those that the row
+-- above does not compute again, or not as often: operators by modules and lines, of which layers alike are one ("blocks.*").
 local core = require "mlua.core"
 
 local ENOUGH, NONE = 1e8, 0.001 -- GiB
@@ -35,6 +36,25 @@ local function check(budgets)
   return reports
 end
 
+-- "blocks.*: dot llama.lua:65 x 12, elementwise x 30" for each module: values that `report` computes again and `other` does not.
+local function print_again(report, other)
+  local before, modules, order = {}, {}, {}
+  local function key(r) return ("%s %s %d"):format(r.module, r.op, r.line) end
+  for _, r in ipairs(other and other.recomputed or {}) do before[key(r)] = r.values end
+  for _, r in ipairs(report.recomputed) do
+    local more = r.values - (before[key(r)] or 0)
+    if more > 0 then
+      if not modules[r.module] then
+        modules[r.module] = {}
+        order[#order + 1] = r.module
+      end
+      local at = r.file and (" %s:%d"):format(r.file:match "[^/]*$", r.line) or ""
+      table.insert(modules[r.module], ("%s%s x %d"):format(r.op, at, more))
+    end
+  end
+  for _, module in ipairs(order) do print(("          again %s%s"):format(module ~= "" and module .. ": " or "", table.concat(modules[module], ", "))) end
+end
+
 return function()
   local ends = check { ENOUGH, NONE }
   local most, least = ends[1].peak_bytes / 2 ^ 30, ends[2].peak_bytes / 2 ^ 30
@@ -47,15 +67,20 @@ return function()
   local fastest = ends[1].predicted and ends[1].predicted.seconds
   if options.json then
     local points = {}
-    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds } end
+    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed } end
     io.write(core.to_json(points), "\n")
   else
     print(fastest and "     GiB   ms a step   slower" or "     GiB")
-    local before
-    for _, r in ipairs(rows) do
+    local before, above
+    for i = #rows, 1, -1 do
+      local r = rows[i]
       local row = ("%8.2f"):format(r.peak_bytes / 2 ^ 30)
       if fastest then row = row .. ("  %10.1f  %6.1f %%"):format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
-      if row ~= before then print(row) end
+      if row ~= before then
+        print(row)
+        print_again(r, above)
+        above = r
+      end
       before = row
     end
   end

@@ -46,6 +46,7 @@ PROCESS_TEST(memory_budget) {
     EXPECT(process_number(r.output, "\"seconds\":") >
                process_number(strrchr(r.output, '{'), "\"seconds\":"),
            "the least memory takes no more time: %s", r.output);
+    process_expect(&r, "\"module\":\"blocks.*\"");
     r = process_run(room, 2, "", "check \"$ROOT/models/gpt.lua\" --memory 3GB");
     process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
 }

@@ -11,6 +11,7 @@
 #include "vm/check/dry.h"
 #include "vm/check/largest.h"
 #include "vm/check/predicted.h"
+#include "vm/check/recomputed.h"
 #include "vm/check/scans.h"
 #include "vm/check/sizes.h"
 #include "vm/cli/output.h"
@@ -526,6 +527,10 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object) scans_json(&r->scans, object);
     if (object) precision_json(&r->products, object);
     if (object) predicted_json(&r->predicted, tokens, r->flops, object);
+    if (object && vm_table_length(L, 1) > 0) {
+        const ml_plan *plan = vm_program_plan(program_at(L, 1));
+        json_object_set_new(object, "recomputed", recomputed_json(plan));
+    }
     if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
     add_end(vm, object);
