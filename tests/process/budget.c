@@ -47,6 +47,13 @@ PROCESS_TEST(memory_budget) {
                process_number(strrchr(r.output, '{'), "\"seconds\":"),
            "the least memory takes no more time: %s", r.output);
     process_expect(&r, "\"module\":\"blocks.*\"");
+    static const char fp8[] =
+        "check \"$ROOT/models/gpt.lua\" layers=2 embed=64 heads=2 --device h200 "
+        "--dtype fp8 --json";
+    process_result whole = process_run(room, 0, "", fp8);
+    r = process_run(room, 0, "", ml_arena_format(room->arena, "%s --memory-curve", fp8));
+    process_expect(&r, ml_arena_format(room->arena, "\"peak_bytes\":%.0f,",
+                                       process_number(whole.output, "\"peak_bytes\":")));
     r = process_run(room, 2, "", "check \"$ROOT/models/gpt.lua\" --memory 3GB");
     process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
 }

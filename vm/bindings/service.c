@@ -85,7 +85,10 @@ static void push_tune(lua_State *L, const vm_options *o) {
     push_joined(L, "mesh_text", o->mesh, o->mesh_count);
     push_joined(L, "layout_text", o->layout, o->layout_count);
     vm_set_string(L, "device_name", o->device);
-    vm_set_string(L, "dtype_name", o->dtype >= 0 ? ml_dtypes[o->dtype].name : NULL);
+    vm_set_string(L, "dtype_name",
+                  o->fp8          ? "fp8"
+                  : o->dtype >= 0 ? ml_dtypes[o->dtype].name
+                                  : NULL);
 }
 
 static void push_serve(lua_State *L, const vm_options *o) {
