@@ -54,8 +54,9 @@ for run in "${done[@]}"; do echo "$run $(mean "$run")"; done | awk '
             bound = name == "fp8" ? 0.004 : 0.002
             if (2 * sigma > bound) bound = 2 * sigma
             off = m[name] - ((name == "f16" && ("f32" in m)) ? m["f32"] : s / n)
-            printf "%s: %+.5f, allowed %.5f: %s\n", name, off, bound, off <= bound && off >= -bound ? "ok" : "FAILED"
-            bad += off > bound || off < -bound
+            far = off > bound || off < -bound
+            printf "%s: %+.5f, allowed %.5f: %s\n", name, off, bound, far ? "FAILED" : "ok"
+            bad += far
         }
         exit bad > 0
     }' || failed=1
