@@ -18,7 +18,7 @@ local MEANINGS = {
   tp = "m.layout.megatron{} and .fsdp{} have tp, which splits heads, ffn and vocab",
   cp = "m.layout.megatron{} and .fsdp{} have cp, which splits seq",
   sp = "sequence parallelism is a part of tp: m.layout.megatron{sp = true}", fsdp = "m.layout.fsdp{} splits parameters over dp",
-  ddp = "the axis of data parallelism is dp", zero = "m.layout.megatron{zero = true} splits optimizer states over dp",
+  ddp = "the axis of data parallelism is dp", zero = "m.layout.megatron{zero = true} splits optimizer states over dp and cp",
   data = "the axis of data parallelism is dp", tensor = "the axis of tensor parallelism is tp", model = "the axis of tensor parallelism is tp",
   mp = "the axis of tensor parallelism is tp", pipe = "the axis of pipeline stages is pp", pipeline = "the axis of pipeline stages is pp",
   expert = "the axis of expert parallelism is ep: m.layout.megatron{ep = 1}", context = "the axis of context parallelism is cp",
@@ -299,12 +299,16 @@ local OVERRIDES = {
     spec.reshard.dp = retained(value ~= "fsdp" and spec.state.dp)
   end },
   { "zero", boolean, "true or false", "dp", function(spec, value)
-    spec.state.dp = value and "flat" or nil
-    if not spec.params.dp then spec.reshard.dp = retained(value) end
+    for _, axis in ipairs { "dp", "cp" } do
+      if spec.names[axis] then
+        spec.state[axis] = value and "flat" or nil
+        if not spec.params[axis] then spec.reshard[axis] = retained(value) end
+      end
+    end
   end },
   { "reshard", boolean, "true or false", "dp", function(spec, value)
     for _, axis in ipairs { "dp", "cp", "tp" } do
-      local kept = axis == "dp" and spec.state.dp and not spec.params.dp -- ZeRO-1's
+      local kept = spec.state[axis] and not spec.params[axis] -- ZeRO-1's
       if spec.names[axis] and not kept then spec.reshard[axis] = retained(not value) end
     end
   end },
@@ -413,7 +417,7 @@ end
 ---@field tp? integer ranks over which heads, ffn and vocab are split
 ---@field ep? integer|boolean ranks over which experts are split
 ---@field sp? boolean activations between tensor-parallel parts are split over seq too
----@field zero? boolean optimizer states, and without stages parameters, are split over dp
+---@field zero? boolean optimizer states, and without stages parameters, are split over dp and cp
 ---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
 ---@field reshard? boolean false: what the forward pass gathers is retained for the backward pass
 ---@field exchange? number as in m.layout
@@ -446,15 +450,16 @@ local function megatron(options)
       tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" },
       ep = o.ep and { "batch", "experts" },
     },
-    state = o.zero and { dp = "flat" } or {}, reshard = o.reshard == false and { dp = false, cp = false, tp = false } or o.zero and { dp = false } or {},
+    state = o.zero and { dp = "flat", cp = "flat" } or {},
+    reshard = o.reshard == false and { dp = false, cp = false, tp = false } or o.zero and { dp = false, cp = false } or {},
     stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
     exchange = o.exchange,
   }
 end
 
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
----seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
----step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
+---seq too; `zero` splits optimizer states over dp and cp (ZeRO-1) and, without stages, parameters from
+---one step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
 ---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
 ---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
 ---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",

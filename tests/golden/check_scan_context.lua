@@ -1,5 +1,5 @@
 -- args: check --device cpu SCRIPT --mesh cp=4 </dev/null 2>&1 | grep "scan over"
--- Where ranks share the scan's axis: a step by elements has a rank's positions where its state is affine, else all of them.
+-- Where ranks share the scan's axis: where states are affine their maps are gathered; else ranks take turns, and all follow their part in each.
 local m = require "mlua"
 local A = m.axes { batch = 2, seq = 32, embed = 4 }
 m.compile(function(i)

@@ -67,3 +67,15 @@ static void every_layout(process_room *room) {
 TEST(long, recurrent_models) {
     process_in_room(every_layout);
 }
+
+/* lua/scan_context is the case of three ranks. */
+static void scan_context(process_room *room) {
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        process_run(room, 0, "",
+                    "run --device cpu -n %d --mesh cp=%d \"$ROOT/tests/lua/scan_context.lua\"",
+                    ranks, ranks);
+}
+
+TEST(long, scan_context) {
+    process_in_room(scan_context);
+}

@@ -79,7 +79,7 @@ static ml_axis from_keys(ml_graph *g, const ml_linear_scan *scan) {
     return from;
 }
 
-/* {keys, keys'from, batch...}: 1 where both are the same. */
+/* {keys, from, batch...}: 1 where both are the same. */
 static ml_ref identity(ml_graph *g, const ml_linear_scan *scan, ml_type state, ml_axis from) {
     const int at = scan->values ? ml_type_find(&state, scan->values) : state.rank++;
     state.axis[at] = from;
@@ -93,40 +93,78 @@ static ml_ref identity(ml_graph *g, const ml_linear_scan *scan, ml_type state, m
     return ml_broadcast(g, ml_cast(g, same, (ml_dtype)state.dtype), &state);
 }
 
-/* The scan from a zero state; and from the identity, without input. */
-static linear_scan_map map_of_matrix(ml_graph *g, const ml_ref *sources,
-                                     const ml_linear_scan *scan) {
-    const int count = LINEAR_SCAN_FIRST_PAIR + 2 * scan->rank;
+/* {keys, from, batch...} with keys and from exchanged. */
+static ml_ref transposed_total(ml_graph *g, ml_ref total, ml_axis keys, ml_axis from) {
+    const ml_type type = *ml_graph_type(g, total);
+    const ml_axis other =
+        ml_axis_named(g, ml_arena_format(ml_graph_arena(g), "%s'to", ml_axis_name(g, keys)));
+    total = ml_rename(g, total, keys, other);
+    total = ml_rename(g, total, from, keys);
+    return ml_permute(g, ml_rename(g, total, other, from), &type);
+}
+
+/* The product of the transitions: the scan from the identity, without input. One node serves the
+ * scan, the scan that its gradient is (in the other direction, by transposed transitions, whose
+ * product is the transposed one) and scans of which either is the map: axis names, direction, and
+ * the operands that do not matter are the same. */
+static ml_ref total_of(ml_graph *g, const ml_ref *sources, const ml_linear_scan *scan) {
+    const ml_type state = *ml_graph_type(g, sources[LINEAR_SCAN_STATE]);
     ml_linear_scan square = *scan;
     ml_ref own[LINEAR_SCAN_MOST_SOURCES];
-    for (int i = 0; i < count; i++) own[i] = sources[i];
-    const ml_type state = *ml_graph_type(g, sources[LINEAR_SCAN_STATE]);
-    own[LINEAR_SCAN_STATE] = ml_broadcast(g, ml_const(g, (ml_dtype)state.dtype, 0), &state);
-    linear_scan_map map = {.last = ml_out(g, ml_linear_scan_new(g, own, scan), 1)};
-    square.values = from_keys(g, scan);
+    for (int i = 0; i < LINEAR_SCAN_FIRST_PAIR; i++) own[i] = sources[i];
+    for (int i = 0; i < 2 * scan->rank; i++)
+        own[LINEAR_SCAN_FIRST_PAIR + i] = sources[LINEAR_SCAN_FIRST_PAIR + (i ^ scan->reverse)];
+    square.values = 0;
+    square.values = from_keys(g, &square);
     square.value_size = scan->key_size;
+    square.reverse = false;
+    square.after = true;
     const ml_type none = {.dtype = ml_graph_type(g, sources[LINEAR_SCAN_V])->dtype,
                           .rank = 2,
                           .axis = {scan->axis, square.values},
                           .size = {scan->length, scan->key_size}};
+    own[LINEAR_SCAN_K] = own[LINEAR_SCAN_Q];
     own[LINEAR_SCAN_V] = ml_broadcast(g, ml_const(g, (ml_dtype)none.dtype, 0), &none);
     own[LINEAR_SCAN_STATE] = identity(g, scan, state, square.values);
-    map.total = ml_out(g, ml_linear_scan_new(g, own, &square), 1);
-    return map;
+    ml_ref total = ml_out(g, ml_linear_scan_new(g, own, &square), 1);
+    if (scan->reverse) total = transposed_total(g, total, scan->keys, square.values);
+    return ml_rename(g, total, square.values, from_keys(g, scan));
+}
+
+/* 0 everywhere: a constant, seen through views. */
+static bool is_zero(const ml_graph *g, ml_ref n) {
+    double value;
+    while (!ml_graph_constant(g, n, &value)) {
+        const ml_node *node = ml_graph_node(g, n);
+        if (!ml_op_is((ml_op)node->op, ML_VIEW) || node->source_count != 1) return false;
+        n = ml_graph_source(g, n, 0);
+    }
+    return value == 0;
+}
+
+/* The scan from a zero state; 0 where nothing is written. */
+static ml_ref last_of(ml_graph *g, const ml_ref *sources, const ml_linear_scan *scan) {
+    if (is_zero(g, sources[LINEAR_SCAN_V])) return 0;
+    ml_ref own[LINEAR_SCAN_MOST_SOURCES];
+    for (int i = 0; i < LINEAR_SCAN_FIRST_PAIR + 2 * scan->rank; i++) own[i] = sources[i];
+    const ml_type *state = ml_graph_type(g, sources[LINEAR_SCAN_STATE]);
+    own[LINEAR_SCAN_STATE] = ml_broadcast(g, ml_const(g, (ml_dtype)state->dtype, 0), state);
+    return ml_out(g, ml_linear_scan_new(g, own, scan), 1);
 }
 
 linear_scan_map linear_scan_map_of(ml_graph *g, const ml_ref *sources, const ml_linear_scan *scan) {
-    return scan->rank ? map_of_matrix(g, sources, scan) : map_of_decays(g, sources, scan);
+    if (!scan->rank) return map_of_decays(g, sources, scan);
+    return (linear_scan_map){last_of(g, sources, scan), total_of(g, sources, scan)};
 }
 
 ml_ref linear_scan_chain(ml_graph *g, const linear_scan_map *maps, ml_axis parts, ml_ref first,
                          const ml_linear_scan *scan, ml_ref *final) {
     const ml_type state = *ml_graph_type(g, first);
-    const ml_type *t = ml_graph_type(g, maps->last);
-    const int64_t count = t->size[ml_type_find(t, parts)];
+    const int64_t count = ml_type_size(ml_graph_type(g, maps->total), parts);
     const ml_ref sources[] = {maps->total, maps->last};
+    const int inputs = maps->last ? 2 : 1;
     ml_recurrence_pair in[2];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < inputs; i++) {
         ml_type slice;
         ml_recurrence_slice(g, sources[i], parts, count, &slice);
         in[i] = (ml_recurrence_pair){ml_recurrence_parameter(g, &slice), sources[i]};
@@ -140,12 +178,13 @@ ml_ref linear_scan_chain(ml_graph *g, const linear_scan_map *maps, ml_axis parts
         next = ml_permute(g, next, &state);
     } else
         next = ml_map2(g, ML_OP_MUL, before.parameter, in[0].parameter);
-    next = ml_permute(g, ml_map2(g, ML_OP_ADD, next, in[1].parameter), &state);
+    if (maps->last) next = ml_map2(g, ML_OP_ADD, next, in[1].parameter);
+    next = ml_permute(g, next, &state);
     const ml_recurrence_step step = {.axis = parts,
                                      .reverse = scan->reverse,
                                      .length = count,
                                      .inputs = in,
-                                     .input_count = 2,
+                                     .input_count = inputs,
                                      .states = &before,
                                      .state_count = 1,
                                      .next = &next,

@@ -9,8 +9,8 @@
 
 #include "runtime/ops/linear_scan/linear_scan.h"
 
-/* last: of the initial state's type. total: the product of the decays, {batch...} with or without
- * keys; for rank > 0 a matrix {keys, keys'from, batch...}. */
+/* last: of the initial state's type; 0: zeros. total: the product of the decays, {batch...} with or
+ * without keys; for rank > 0 a matrix {keys, keys'from, batch...}. */
 typedef struct {
     ml_ref last, total;
 } linear_scan_map;

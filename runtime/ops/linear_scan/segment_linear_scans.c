@@ -50,11 +50,24 @@ static ml_ref with_segments(const segmenting *x, ml_ref n) {
     return ml_broadcast(x->g, n, &type);
 }
 
+/* The operands with an axis of segments, but for the states. */
+static void cut(const segmenting *x, const ml_ref *sources, int count, int64_t length,
+                ml_ref *parts) {
+    for (int i = 0; i < count; i++) {
+        const bool has = ml_type_find(ml_graph_type(x->g, sources[i]), x->scan.axis) >= 0;
+        parts[i] = !has ? sources[i]
+                        : ml_split(x->g, sources[i], x->scan.axis, x->segments, x->count,
+                                   x->scan.axis, length);
+    }
+}
+
 /* The state before each segment {segments, ...}, and after the last. */
-static ml_ref states_between(const segmenting *x, ml_ref *sources, const ml_linear_scan *scan,
+static ml_ref states_between(const segmenting *x, const ml_ref *sources, const ml_linear_scan *scan,
                              ml_ref first, ml_ref *final) {
-    sources[LINEAR_SCAN_STATE] = with_segments(x, first);
-    const linear_scan_map map = linear_scan_map_of(x->g, sources, scan);
+    ml_ref parts[LINEAR_SCAN_MOST_SOURCES];
+    cut(x, sources, LINEAR_SCAN_FIRST_PAIR + 2 * scan->rank, scan->length, parts);
+    parts[LINEAR_SCAN_STATE] = with_segments(x, first);
+    const linear_scan_map map = linear_scan_map_of(x->g, parts, scan);
     return linear_scan_chain(x->g, &map, x->segments, first, scan, final);
 }
 
@@ -78,21 +91,16 @@ static void segment(segmenting *x, const ml_graph *from, ml_ref n, const ml_ref 
     ml_graph *g = x->g;
     const bool grad = ml_graph_node(from, n)->op == ML_OP_LINEAR_SCAN_GRAD;
     const int own = LINEAR_SCAN_FIRST_PAIR + 2 * x->scan.rank, count = own + (grad ? 2 : 0);
-    ml_ref parts[MOST_SOURCES], reversed[MOST_SOURCES], final, first;
-    for (int i = 0; i < count; i++) {
-        const bool has = ml_type_find(ml_graph_type(g, sources[i]), x->scan.axis) >= 0;
-        parts[i] = !has ? sources[i]
-                        : ml_split(g, sources[i], x->scan.axis, x->segments, x->count, x->scan.axis,
-                                   x->scan.length / x->count);
-    }
+    ml_ref parts[MOST_SOURCES], reversed[MOST_SOURCES], final;
     x->scan.length /= x->count;
-    first = states_between(x, parts, &x->scan, sources[LINEAR_SCAN_STATE], &final);
+    cut(x, sources, count, x->scan.length, parts);
+    parts[LINEAR_SCAN_STATE] =
+        states_between(x, sources, &x->scan, sources[LINEAR_SCAN_STATE], &final);
     if (grad) {
         ml_linear_scan adjoint;
-        linear_scan_adjoint(g, parts, parts[own], &x->scan, reversed, &adjoint);
+        linear_scan_adjoint(g, sources, sources[own], &x->scan, reversed, &adjoint);
         parts[own + 1] = states_between(x, reversed, &adjoint, sources[own + 1], &final);
     }
-    parts[LINEAR_SCAN_STATE] = first;
     const ml_ref made =
         grad ? ml_linear_scan_grad(g, parts, &x->scan) : ml_linear_scan_new(g, parts, &x->scan);
     for (int i = 0; i < ml_op_outputs(from, n); i++) {

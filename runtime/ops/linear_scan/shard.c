@@ -69,7 +69,7 @@ static ml_ref passed(const linear_scan *x, const ml_ref *sources, const ml_linea
     ml_graph *g = x->s->to;
     const ml_axis parts = ml_axis_named(g, SHARD_PARTS);
     linear_scan_map map = linear_scan_map_of(g, sources, scan);
-    map.last = shard_gathered_parts(x->s, map.last, mesh, parts);
+    if (map.last) map.last = shard_gathered_parts(x->s, map.last, mesh, parts);
     map.total = shard_gathered_parts(x->s, map.total, mesh, parts);
     const ml_ref states = linear_scan_chain(g, &map, parts, first, scan, final);
     return ml_gather(g, states, shard_coordinate(x->s, mesh), parts);

@@ -3,10 +3,14 @@
  * The rule places states, slices of inputs and captured tensors by the axes that they have without
  * the scan's; collectives that the step then needs run at each position. What the step stacks or
  * sums stays as it comes, sums over ranks too: these are taken once, after the last position. The
- * scan's own axis is whole on each rank, but for steps by elements whose states are each affine in
- * itself, or max-plus: there each rank computes the map of its part, state -> total state + last or
- * max(state + total, last), all ranks gather the maps, and each begins its part with the state that
- * the parts before leave. */
+ * scan's own axis is cut where nothing in the step is cut over the same mesh axis, in consecutive
+ * parts; each rank begins its part with the state that the parts before leave. Of steps by elements
+ * whose states are each affine in itself, or max-plus, each rank computes the map of its part,
+ * state -> total state + last or max(state + total, last), and all ranks gather the maps. Of other
+ * steps the parts come one after the other: all ranks follow their parts from the states so far,
+ * and go on with those of the rank whose turn it is. That takes as long as the whole axis on one
+ * rank, but no rank has more than its part of what it reads, writes, and stores for the
+ * gradient, which is such a scan in the other direction. */
 #include <math.h>
 #include <string.h>
 
@@ -22,6 +26,7 @@ typedef struct {
     ml_ref *roots;             /* by root: in the local graph */
     ml_placements *root_at;
     int mesh;          /* over which the scan's axis is cut; -1: none */
+    bool composes;     /* where it is cut: parts have maps */
     uint32_t max_plus; /* a bit for each state that is: where it is cut */
     ml_ref *finals;    /* where it is cut: the states after the last position, by state */
 } cutting;
@@ -62,7 +67,7 @@ static int find_mesh(const cutting *c) {
         if (ml_layout_place(s->layout, s->from, &one, -1, NULL).over[found].kind != ML_REPLICATED)
             return -1;
     }
-    return ml_recurrence_composes(s->from, c->n) ? found : -1;
+    return found;
 }
 
 static void place_sources(cutting *c) {
@@ -196,6 +201,41 @@ static void pass_states(cutting *c, ml_recurrence_step *step) {
     step->states = passed;
 }
 
+/* What the rank that has part `part` has of x. */
+static ml_ref from_part(cutting *c, ml_ref x, int64_t part) {
+    ml_graph *g = c->s->to;
+    const ml_axis parts = ml_axis_named(g, SHARD_PARTS);
+    const ml_type type = *ml_graph_type(g, x);
+    x = shard_gathered_parts(c->s, x, c->mesh, parts);
+    x = ml_slice(g, x, parts, part, part + 1);
+    return ml_permute(g, ml_reduce(g, ML_OP_SUM, x, &parts, 1), &type);
+}
+
+/* The same for steps whose positions do not compose: one part after the other. */
+static void pass_states_in_turns(cutting *c, ml_recurrence_step *step) {
+    sharder *s = c->s;
+    ml_graph *g = s->to;
+    const int count = step->state_count;
+    const int64_t ranks = s->layout->axis[c->mesh].size;
+    const ml_ref number = shard_coordinate(s, c->mesh);
+    ml_recurrence_pair *states = ML_NEW_ARRAY(s->scratch, ml_recurrence_pair, 2 * count);
+    ml_recurrence_pair *own = states + count;
+    for (int i = 0; i < count; i++) own[i] = states[i] = step->states[i];
+    ml_recurrence_step part = *step;
+    part.states = states;
+    part.stacked_count = part.summed_count = 0;
+    for (int64_t turn = 0; turn + 1 < ranks; turn++) {
+        const int64_t at = step->reverse ? ranks - 1 - turn : turn;
+        const int64_t next = step->reverse ? at - 1 : at + 1;
+        const ml_ref made = ml_recurrence_new(g, &part);
+        const ml_ref mine = ml_map2(g, ML_OP_EQ, number, ml_const_int(g, ML_I32, next));
+        for (int i = 0; i < count; i++) states[i].value = from_part(c, ml_out(g, made, i), at);
+        for (int i = 0; i < count; i++)
+            own[i].value = ml_where(g, mine, states[i].value, own[i].value);
+    }
+    step->states = own;
+}
+
 static ml_ref local_new(cutting *c) {
     const ml_recurrence *r = &c->r;
     ml_recurrence_step step = {.axis = r->axis,
@@ -212,12 +252,21 @@ static ml_ref local_new(cutting *c) {
                                .stacked_count = r->stacked,
                                .summed = c->roots + r->states + r->stacked,
                                .summed_count = r->summed};
-    if (c->mesh >= 0) {
-        step.length /= c->s->layout->axis[c->mesh].size;
-        c->finals = ML_NEW_ARRAY(c->s->scratch, ml_ref, r->states);
+    if (c->mesh < 0) return ml_recurrence_new(c->s->to, &step);
+    const int64_t ranks = c->s->layout->axis[c->mesh].size;
+    step.length /= ranks;
+    c->finals = ML_NEW_ARRAY(c->s->scratch, ml_ref, r->states);
+    if (c->composes) {
         pass_states(c, &step);
+        return ml_recurrence_new(c->s->to, &step);
     }
-    return ml_recurrence_new(c->s->to, &step);
+    pass_states_in_turns(c, &step);
+    const ml_ref local = ml_recurrence_new(c->s->to, &step);
+    for (int i = 0; i < r->states; i++) {
+        const ml_ref final = ml_out(c->s->to, local, ml_recurrence_final(r) + i);
+        c->finals[i] = from_part(c, final, r->reverse ? 0 : ranks - 1);
+    }
+    return local;
 }
 
 static void add_outputs(cutting *c, ml_ref local) {
@@ -251,6 +300,7 @@ static void cut(void *argument) {
     c->step.layout = s->layout;
     c->step.scratch = s->scratch;
     c->mesh = find_mesh(c);
+    c->composes = ml_recurrence_composes(s->from, c->n);
     place_sources(c);
     const int count = ml_graph_node(s->from, c->n)->source_count;
     ml_ref *parameters = ML_NEW_ARRAY(s->scratch, ml_ref, count + 1);
