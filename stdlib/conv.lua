@@ -1,6 +1,7 @@
 -- Convolutions by the names of axes.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 local OPTIONS = { "axis", "taps", "over", "causal", "padding", "stride", "dilation", "transposed", "document", "dtype" }
 local MOST = 2 ^ 31 -- of strides, dilations and paddings
@@ -137,16 +138,18 @@ local function within_documents(x, w, window, over, document, dtype)
   end
   local plain, sum = core.conv(x, w, { window }, over, dtype), nil
   local wide = plain:dtype() == "f64" and "f64" or "f32"
-  for k = 0, w:size(taps) - 1 do
-    local ahead = dilation * k - before
-    local part = core.conv(x, w:slice(taps, k, k + 1), { { axis, taps, 1, 1, -ahead, steps } }, over, wide)
-    if math.abs(ahead) < steps then
-      local other = document:pad(axis, math.max(-ahead, 0), math.max(ahead, 0)):slice(axis, math.max(ahead, 0), math.max(ahead, 0) + steps)
-      if ahead ~= 0 then part = core.where(core.eq(other, document), part, 0) end
-      sum = sum and sum + part or part
+  return packing.apart(document, function()
+    for k = 0, w:size(taps) - 1 do
+      local ahead = dilation * k - before
+      local part = core.conv(x, w:slice(taps, k, k + 1), { { axis, taps, 1, 1, -ahead, steps } }, over, wide)
+      if math.abs(ahead) < steps then
+        local other = document:pad(axis, math.max(-ahead, 0), math.max(ahead, 0)):slice(axis, math.max(ahead, 0), math.max(ahead, 0) + steps)
+        if ahead ~= 0 then part = core.where(core.eq(other, document), part, 0) end
+        sum = sum and sum + part or part
+      end
     end
-  end
-  return sum:cast(plain:dtype())
+    return sum:cast(plain:dtype())
+  end)
 end
 
 ---A convolution along one axis or several (of a sequence, an image): each element of the result is the sum, over the taps k of

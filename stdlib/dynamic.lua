@@ -5,20 +5,21 @@
 -- that each rank has for itself; the update of all ranks adds these up. The loss divides once, by the count of the whole step.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 local dynamic = {}
 
-local ROWS = 4 -- lengths of rows for each size of groups
+local ALONE, TOGETHER = 8, 4 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
 local function rounded(tokens, grain) return math.ceil(tokens / grain) * grain end
 
--- Up to ROWS numbers of tokens, the last `most`, evenly above `least`.
-local function row_lengths(least, most)
+-- Up to `count` numbers of tokens, the last `most`, evenly above `least`.
+local function row_lengths(least, most, count)
   local lengths, grain = {}, grain_of(most)
-  for i = 1, ROWS do
-    local tokens = math.min(most, rounded(least + (most - least) * i / ROWS, grain))
+  for i = 1, count do
+    local tokens = math.min(most, rounded(least + (most - least) * i / count, grain))
     if tokens ~= lengths[#lengths] then lengths[#lengths + 1] = tokens end
   end
   return lengths
@@ -40,7 +41,7 @@ function dynamic.read(o, parts)
   local d = { ranks = groups.ranks, most = most, groups = {} }
   local least = 0
   for _, size in ipairs(groups.sizes) do
-    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most) }
+    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most, size == 1 and ALONE or TOGETHER) }
     if size * most >= o.seq.size then return d end
     least = rounded(size * most / (groups.sizes[#d.groups + 1] or 1), 2)
   end
@@ -71,8 +72,8 @@ end
 function dynamic.describe(o)
   local sizes, programs = {}, 0
   for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths end
-  return ("placed on groups of %s of %d ranks, up to %d tokens a rank: %d programs, for rows of up to %d lengths"):format(
-    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, programs, ROWS)
+  return ("placed on groups of %s of %d ranks, up to %d tokens a rank: %d programs"):format(
+    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, programs)
 end
 
 ---The options of evaluation: a window on the largest groups.
@@ -102,7 +103,7 @@ function dynamic.check(o, total, count, results, feeds)
   if #updates > 0 then
     refuse(("the forward pass assigns the state %s at each microbatch, and these are not alike"):format(updates[1][1]:name() or "of the model"), "a size for cp")
   end
-  core.check_by_sequence(sums, o.batch, o.seq, feeds.documents)
+  core.check_by_sequence(sums, o.batch, o.seq, feeds.documents, packing.last.apart)
 end
 
 local function hosts_of(seq)
@@ -110,21 +111,29 @@ local function hosts_of(seq)
   return { tokens = host(), targets = host(), documents = host(), positions = host() }
 end
 
+---What core.placement takes: the rows' predicted times, by one table whatever the device, so that all ranks plan alike.
+function dynamic.costs(o, rows)
+  local costs = { ranks = o.dynamic.ranks, groups = {}, rank = core.options().rank // m.context_groups().inner % o.dynamic.ranks }
+  for _, row in ipairs(rows) do
+    local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
+    local seconds, attention = row.program:cost()
+    costs.groups[row.group] = group
+    group.rows[row.row] = { tokens = row.tokens, seconds = seconds, attention = attention }
+  end
+  return costs
+end
+
 ---What runs the steps: .begin(), .start(step, number), .finish().
 ---@param o table m.train's options
 ---@param rows table[] the result of dynamic.rows, each with its program
 ---@param data table train_data's
 function dynamic.runner(o, rows, data)
-  local d, costs, by = o.dynamic, { ranks = o.dynamic.ranks, rank = 0, groups = {} }, {}
+  local d, costs, by = o.dynamic, dynamic.costs(o, rows), {}
   for _, row in ipairs(rows) do
-    local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
-    local seconds, attention = row.program:cost()
-    costs.groups[row.group], by[row.group] = group, by[row.group] or {}
-    group.rows[row.row] = { tokens = row.tokens, seconds = seconds, attention = attention }
+    by[row.group] = by[row.group] or {}
     by[row.group][row.row] = row
     row.hosts = hosts_of(row.o.seq.size)
   end
-  costs.rank = core.options().rank // m.context_groups().inner % d.ranks
   d.costs = costs
   local placement = core.placement(costs)
   local runner, planned, list, last = { sums = { busiest = 0, mean = 0, computed = 0, tokens = 0 } }, nil, nil, nil

@@ -13,6 +13,23 @@ function packing.of(x, seq)
   return pack
 end
 
+-- fn(...), whose nodes keep the documents of the batch apart by themselves, where it is called with what marks them: `mark` is
+-- the documents or, for scans, their starts.
+function packing.apart(mark, fn, ...)
+  local pack = m.context.pack
+  if not pack or mark == nil or not (rawequal(mark, pack.documents) or rawequal(mark, pack.starts)) then return fn(...) end
+  local first = core.node_count()
+  local results = table.pack(fn(...))
+  table.move({ first, core.node_count() }, 1, 2, #pack.apart + 1, pack.apart)
+  return table.unpack(results, 1, results.n)
+end
+
+-- Where documents begin: bool.
+function packing.starts(pack)
+  pack.starts = pack.starts or core.eq(pack.positions, 0)
+  return pack.starts
+end
+
 local function from_batch(tokens, name, other)
   m.check_tensor(name, tokens)
   local pack = m.context.pack
@@ -45,7 +62,8 @@ end
 
 -- The loss of a batch of documents: fn(), where attention and positions know them.
 function packing.trace(o, feeds, fn)
-  local pack = { documents = feeds.documents, positions = feeds.positions, batch = o.batch.name, seq = o.seq.name }
+  local pack = { documents = feeds.documents, positions = feeds.positions, batch = o.batch.name, seq = o.seq.name, apart = {} }
+  packing.last = pack
   local outer = m.context.pack
   m.context.pack = pack
   local results = table.pack(fn())

@@ -126,7 +126,7 @@ end
 ---@return Tensor?
 function m.document_starts(x, seq)
   local pack = packing.of(x, seq or "seq")
-  return pack and core.eq(pack.positions, 0) or nil
+  return pack and packing.starts(pack) or nil
 end
 
 ---Initial values: the logarithm of what is uniform from low to high.

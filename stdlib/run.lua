@@ -86,7 +86,7 @@ local function description(o, programs, tokenizer)
   return {
     version = options.version, script = options.script, command = options.command, from = options.from, settings = plain_settings(),
     tokenizer = tokenizer, seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
-    parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
+    placement = o.dynamic and o.dynamic.costs.groups, parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
   }
 end
 

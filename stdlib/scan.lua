@@ -1,6 +1,7 @@
 -- m.scan: a recurrence along an axis, from its step.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 local USAGE = 'm.scan(function(s, t) local h = s.h * t.g + t.x; return { h = h }, h end, { axis = "seq", state = { h = m.zeros{...} }, inputs = { x = x, g = g } })'
 local OPTIONS = { "axis", "state", "inputs", "reverse", "resets" }
@@ -181,7 +182,8 @@ function m.scan(step, options)
     check_axis("output", pair[1], pair[2], axis)
     call.stacked[i] = pair[2]
   end
-  local made = core.scan(call)
+  local made
+  if options.reverse then made = core.scan(call) else made = packing.apart(options.resets, core.scan, call) end
   local y = output ~= nil and keyed(outputs, one_output, made) or nil
   return y, keyed(states, one_state, table.move(made, #outputs + 1, #made, 1, {}))
 end

@@ -9,9 +9,8 @@
 /* A sequence in the making of the plan: in descending order of lengths. */
 typedef struct {
     ml_sequence sequence;
-    int group;       /* the least that it needs */
-    uint32_t longer; /* the next longer one that may be free; itself while it is free */
-    uint32_t next;   /* of its row, or rank; number + 1, 0: none */
+    int group;        /* the least that it needs */
+    uint32_t shorter; /* the next one that may be free; itself while it is free */
 } candidate;
 
 /* The groups of one size, the least loaded one first. */
@@ -102,10 +101,10 @@ static uint32_t longest_within(planner *p, int64_t room) {
         else
             high = middle;
     }
-    while (low < p->count && p->all[low].longer != low) {
-        uint32_t next = p->all[low].longer;
-        if (next < p->count && p->all[next].longer != next)
-            p->all[low].longer = p->all[next].longer;
+    while (low < p->count && p->all[low].shorter != low) {
+        uint32_t next = p->all[low].shorter;
+        if (next < p->count && p->all[next].shorter != next)
+            p->all[low].shorter = p->all[next].shorter;
         low = next;
     }
     return low;
@@ -125,7 +124,7 @@ static ml_microbatch *begin(planner *p, int group, int row, int64_t rank) {
 
 static void append(planner *p, ml_microbatch *m, uint32_t i) {
     p->out->sequence[p->out->sequences++] = p->all[i].sequence;
-    p->all[i].longer = i + 1;
+    p->all[i].shorter = i + 1;
     m->sequences++;
 }
 
@@ -155,61 +154,76 @@ static void place_on_groups(planner *p, int g) {
     }
 }
 
-/* The sequences of one rank, longest first, on as few rows as they fit on. */
-static void pack(planner *p, int64_t rank, uint32_t first) {
-    const ml_group_cost *group = &p->costs->group[0];
-    int64_t most = group->row[group->count - 1].tokens;
-    uint32_t rows = 0, capacity = 0;
-    for (uint32_t i = first; i; i = p->all[i - 1].next) capacity++;
-    uint32_t *head = ML_NEW_ARRAY(p->arena, uint32_t, capacity + 1);
-    uint32_t *last = ML_NEW_ARRAY(p->arena, uint32_t, capacity + 1);
-    int64_t *used = ML_NEW_ARRAY(p->arena, int64_t, capacity + 1);
-    for (uint32_t i = first, next; i; i = next) {
-        int64_t length = p->all[i - 1].sequence.length;
-        uint32_t row = 0;
-        next = p->all[i - 1].next;
-        p->all[i - 1].next = 0;
-        while (row < rows && used[row] + length > most) row++;
-        if (row == rows)
-            head[rows++] = i;
-        else
-            p->all[last[row] - 1].next = i;
-        last[row] = i;
-        used[row] += length;
+/* Whether the sequences, longest first, fit on rows with so much left: each on the one that it
+ * fills best; row[i] becomes that of the i-th. */
+static bool fit(const planner *p, const uint32_t *list, uint32_t count, int64_t *left,
+                uint32_t rows, uint32_t *row) {
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t length = p->all[list[i]].sequence.length;
+        uint32_t best = rows;
+        for (uint32_t k = 0; k < rows; k++)
+            if (left[k] >= length && (best == rows || left[k] < left[best])) best = k;
+        if (best == rows) return false;
+        left[best] -= length;
+        row[i] = best;
     }
-    for (uint32_t row = 0; row < rows; row++) {
-        ml_microbatch *m = begin(p, 0, row_for(group, used[row]), rank);
-        for (uint32_t i = head[row]; i; i = p->all[i - 1].next) append(p, m, i - 1);
+    return true;
+}
+
+/* The sequences of one rank on the least tokens of rows that they are found to fit on: longest
+ * rows, of which the last may be shorter. */
+static void pack(planner *p, int64_t rank, const uint32_t *list, uint32_t count) {
+    const ml_group_cost *group = &p->costs->group[0];
+    int64_t most = group->row[group->count - 1].tokens, total = 0;
+    for (uint32_t i = 0; i < count; i++) total += p->all[list[i]].sequence.length;
+    uint32_t whole = (uint32_t)(total / most), rows, *row = ML_NEW_ARRAY(p->arena, uint32_t, count);
+    int64_t *left = ML_NEW_ARRAY(p->arena, int64_t, count + whole + 2);
+    int last = total % most ? row_for(group, total % most) : -1; /* -1: all are longest ones */
+    for (;; last++) {
+        if (last == group->count - 1) whole++, last = -1;
+        rows = whole + (last >= 0);
+        for (uint32_t k = 0; k < rows; k++) left[k] = k < whole ? most : group->row[last].tokens;
+        if (fit(p, list, count, left, rows, row)) break;
+    }
+    for (uint32_t k = 0; k < rows; k++) {
+        int64_t room = k < whole ? most : group->row[last].tokens;
+        if (left[k] == room) continue;
+        ml_microbatch *m = begin(p, 0, row_for(group, room - left[k]), rank);
+        for (uint32_t i = 0; i < count; i++)
+            if (row[i] == k) append(p, m, list[i]);
         finish(p, m);
     }
 }
 
+/* Each sequence that is left, longest first, is given to the rank with the least work. */
 static void place_alone(planner *p) {
     const ml_group_cost *group = &p->costs->group[0];
     const ml_row_cost *row = &group->row[group->count - 1];
+    int64_t ranks = p->costs->ranks;
     loads l = loads_of(p, 1);
     double tokens = (double)row->tokens, linear = (row->seconds - row->attention) / tokens;
     double quadratic = row->attention / (tokens * tokens);
-    uint32_t *first = ML_NEW_ARRAY(p->arena, uint32_t, p->costs->ranks);
-    uint32_t *last = ML_NEW_ARRAY(p->arena, uint32_t, p->costs->ranks);
-    bool *busy = ML_NEW_ARRAY(p->arena, bool, p->costs->ranks);
-    for (int64_t r = 0; r < p->costs->ranks; r++) busy[r] = p->out->seconds[r] > 0;
+    uint32_t *count = ML_NEW_ARRAY(p->arena, uint32_t, ranks + 1), *first, *list;
+    int64_t *home = ML_NEW_ARRAY(p->arena, int64_t, p->count + 1);
     for (uint32_t i = 0; i < p->count; i++) {
-        if (p->all[i].longer != i) continue;
-        int64_t rank = l.heap[0];
+        home[i] = -1;
+        if (p->all[i].shorter != i) continue;
         double length = (double)p->all[i].sequence.length;
-        l.seconds[rank] += length * (linear + quadratic * length);
+        home[i] = l.heap[0];
+        l.seconds[home[i]] += length * (linear + quadratic * length);
         sift(&l, 0);
-        if (last[rank])
-            p->all[last[rank] - 1].next = i + 1;
-        else
-            first[rank] = i + 1;
-        last[rank] = i + 1;
+        count[home[i]]++;
     }
-    for (int64_t r = 0; r < p->costs->ranks; r++) {
-        if (first[r])
-            pack(p, r, first[r]);
-        else if (!busy[r])
+    first = ML_NEW_ARRAY(p->arena, uint32_t, ranks + 1);
+    list = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
+    for (int64_t r = 0; r < ranks; r++) first[r + 1] = first[r] + count[r];
+    memset(count, 0, sizeof *count * (size_t)ranks);
+    for (uint32_t i = 0; i < p->count; i++)
+        if (home[i] >= 0) list[first[home[i]] + count[home[i]]++] = i;
+    for (int64_t r = 0; r < ranks; r++) {
+        if (count[r])
+            pack(p, r, list + first[r], count[r]);
+        else if (p->out->seconds[r] == 0)
             finish(p, begin(p, 0, 0, r)); /* which begins the rank's sums */
     }
 }
@@ -224,14 +238,13 @@ static int longer_first(const void *a, const void *b) {
 }
 
 static void find_sequences(planner *p, const int32_t *documents, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows * columns; i++)
-        p->count += i % columns == 0 || documents[i] != documents[i - 1];
-    p->all = ML_NEW_ARRAY(p->arena, candidate, p->count + 1);
-    uint32_t at = 0;
-    for (int64_t i = 0; i < rows * columns; i++) {
-        if (i % columns == 0 || documents[i] != documents[i - 1]) p->all[at++].sequence.start = i;
-        p->all[at - 1].sequence.length++;
-    }
+    ML_VEC(candidate) found = {0};
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t from = row * columns, end = from + columns, at = from; from < end; from = at) {
+            while (at < end && documents[at] == documents[from]) at++;
+            ML_PUSH(p->arena, &found)->sequence = (ml_sequence){from, at - from};
+        }
+    p->all = found.at, p->count = found.count;
     if (p->count) qsort(p->all, p->count, sizeof *p->all, longer_first);
     for (uint32_t i = 0; i < p->count; i++) {
         candidate *c = &p->all[i];
@@ -241,7 +254,7 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
                 ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
                          (long long)c->sequence.length);
         c->group = (int)(group - p->costs->group);
-        c->longer = c->group ? i + 1 : i;
+        c->shorter = c->group ? i + 1 : i;
     }
 }
 

@@ -1,6 +1,5 @@
 /* The placement of sequences on groups of ranks: every sequence once, equal work, no circles. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,9 +13,9 @@ static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
     for (int g = 0; g < sizes; g++) {
         ml_group_cost *group = &costs.group[g];
         group->ranks = (int64_t)1 << g;
-        group->count = 4;
-        for (int i = 0; i < 4; i++) {
-            int64_t tokens = g ? most / 2 + most / 8 * (i + 1) : most / 4 * (i + 1);
+        group->count = g ? 4 : 8;
+        for (int i = 0; i < group->count; i++) {
+            int64_t tokens = g ? most / 2 + most / 8 * (i + 1) : most / 8 * (i + 1);
             double linear = 1e-6 * (double)tokens * (g ? 1.1 : 1);
             double attention = linear / 8 * (double)(tokens * group->ranks) / (double)most;
             group->row[i] = (ml_row_cost){tokens, linear + attention, attention};
@@ -100,8 +99,6 @@ TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
             uneven += imbalance(&costs, &p) / 5;
             filling += (1 - (double)p.tokens / (double)p.computed) / 5;
         }
-        printf("%lld ranks: busiest %.3f above the average, %.3f filling\n", (long long)ranks,
-               uneven, filling);
         CHECK(uneven <= cases[c].most_uneven);
         CHECK(filling <= cases[c].most_filling);
     }

@@ -186,20 +186,23 @@ typedef struct {
     int count;
     ml_axis batch, seq;
     ml_ref documents;
+    ml_apart *apart;
+    int apart_count;
     ml_across_sequences found;
 } check_call;
 
 static void find_across(void *argument) {
     check_call *c = argument;
-    c->found =
-        ml_find_across_sequences(c->graph, c->roots, c->count, c->batch, c->seq, c->documents);
+    c->found = ml_find_across_sequences(c->graph, c->roots, c->count, c->batch, c->seq,
+                                        c->documents, c->apart, c->apart_count);
 }
 
-/* core.check_by_sequence(roots, batch, seq, documents): raise at the line that makes a loss more
- * than a sum over sequences. */
+/* core.check_by_sequence(roots, batch, seq, documents, apart): raise at the line that makes a loss
+ * more than a sum over sequences. */
 static int core_check_by_sequence(lua_State *L) {
     luaL_checktype(L, 1, LUA_TTABLE);
-    lua_settop(L, 4);
+    luaL_checktype(L, 5, LUA_TTABLE);
+    lua_settop(L, 5);
     check_call c = {.graph = vm_of(L)->graph, .count = (int)vm_table_length(L, 1)};
     c.roots = lua_newuserdatauv(L, sizeof *c.roots * (size_t)(c.count + 1), 0);
     for (int i = 0; i < c.count; i++) {
@@ -210,6 +213,14 @@ static int core_check_by_sequence(lua_State *L) {
     c.batch = vm_axis_id(L, 2, "the batch");
     c.seq = vm_axis_id(L, 3, "the sequences' axis");
     c.documents = vm_tensor(L, 4, "the documents");
+    c.apart_count = (int)vm_table_length(L, 5) / 2;
+    c.apart = lua_newuserdatauv(L, sizeof *c.apart * (size_t)(c.apart_count + 1), 0);
+    for (int i = 0; i < c.apart_count; i++) {
+        lua_rawgeti(L, 5, 2 * i + 1);
+        lua_rawgeti(L, 5, 2 * i + 2);
+        c.apart[i] = (ml_apart){(ml_ref)lua_tointeger(L, -2), (ml_ref)lua_tointeger(L, -1)};
+        lua_pop(L, 2);
+    }
     vm_protect(L, find_across, &c);
     if (!c.found.node) return 0;
     return vm_fail_with(L, &c.found.node, 1,
@@ -218,10 +229,18 @@ static int core_check_by_sequence(lua_State *L) {
                         ml_ops[ml_graph_node(c.graph, c.found.node)->op].name, c.found.why);
 }
 
+static int core_node_count(lua_State *L) {
+    lua_pushinteger(L, ml_graph_count(vm_of(L)->graph));
+    return 1;
+}
+
 static const vm_entry functions[] = {
     {"check_by_sequence", core_check_by_sequence,
-     "roots: Tensor[], batch: Axis, seq: Axis, documents: Tensor",
-     "raise where roots are not sums over the sequences of a batch, each by itself"},
+     "roots: Tensor[], batch: Axis, seq: Axis, documents: Tensor, apart: integer[]",
+     "raise where roots are not sums over the sequences of a batch, each by itself; apart: pairs "
+     "of "
+     "node counts, between which nodes were made that keep documents apart"},
+    {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},
     {"placement", core_placement,
      "costs: {ranks: integer, rank: integer, groups: table} -> Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "

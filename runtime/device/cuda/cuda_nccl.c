@@ -211,10 +211,11 @@ enum { NO_COLOR = -1 }; /* NCCL_SPLIT_NOCOLOR */
 
 static ml_status connect_axes(cuda_nccl *n) {
     NCCL_TRY(ncclCommInitRank(&n->all, n->world, n->id, n->rank));
+    bool taken = false; /* by a mesh axis; one of groups may have all ranks, too */
     for (int i = 0; i < n->axis_count; i++) {
         if (n->size[i] == 1) continue;
-        if (n->size[i] == n->world)
-            n->axis[i] = n->all;
+        if (n->size[i] == n->world && !taken)
+            n->axis[i] = n->all, taken = true;
         else
             NCCL_TRY(ncclCommSplit(n->all, n->first[i], (int)n->at[i], &n->axis[i], NULL));
     }

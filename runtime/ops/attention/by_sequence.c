@@ -8,7 +8,8 @@
 typedef enum {
     OUTSIDE,   /* nothing: it has no part of a token */
     POSITIONS, /* by position along seq */
-    KEYS,      /* likewise, along the keys' name for seq: for attention alone */
+    KEYS,      /* likewise, along the keys' name for seq: for attention alone. What nodes that keep
+                  documents apart give without seq is as useless elsewhere */
     TOTAL      /* a sum over positions */
 } knowledge;
 
@@ -16,6 +17,8 @@ typedef struct {
     const ml_graph *g;
     ml_axis batch, seq;
     ml_ref documents;
+    const ml_apart *apart;
+    int apart_count;
     ml_arena *arena;
     uint8_t *known; /* knowledge, by node */
     ml_across_sequences found;
@@ -161,10 +164,20 @@ static knowledge along(walk *w, ml_ref n) {
     return refuse(w, n, "it joins positions along the sequences' axes");
 }
 
+static bool keeps_apart(const walk *w, ml_ref n) {
+    for (int i = 0; i < w->apart_count; i++)
+        if (n >= w->apart[i].first && n < w->apart[i].end) return true;
+    return false;
+}
+
 static knowledge of_node(walk *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
     ml_op op = (ml_op)node->op;
     int totals;
+    if (keeps_apart(w, n) && of_sources(w, n, &totals) < TOTAL)
+        return has(w, n, w->seq)                      ? POSITIONS
+               : of_sources(w, n, &totals) == OUTSIDE ? OUTSIDE
+                                                      : KEYS;
     if (ml_ops[op].op_class == ML_CLASS_LEAF) return of_leaf(w, n);
     if (op == ML_OP_RANDOM) return refuse(w, n, "it draws numbers by the place in the row");
     knowledge most = of_sources(w, n, &totals);
@@ -191,8 +204,10 @@ static knowledge of_node(walk *w, ml_ref n) {
 }
 
 ml_across_sequences ml_find_across_sequences(const ml_graph *g, const ml_ref *roots, int count,
-                                             ml_axis batch, ml_axis seq, ml_ref documents) {
+                                             ml_axis batch, ml_axis seq, ml_ref documents,
+                                             const ml_apart *apart, int apart_count) {
     walk w = {.g = g, .batch = batch, .seq = seq, .documents = documents, .arena = ml_arena_new()};
+    w.apart = apart, w.apart_count = apart_count;
     if (!w.arena) ml_raise(ML_NO_MEMORY, "out of memory while a loss is looked at");
     ml_ref last = 0;
     for (int i = 0; i < count; i++) last = roots[i] > last ? roots[i] : last;

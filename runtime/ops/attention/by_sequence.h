@@ -1,9 +1,9 @@
 /* Whether a loss is a sum over sequences, each for itself: whatever rows these are packed into, in
  * whatever order, the sum is the same (layout cp = "dynamic").
  *
- * It is where every value over the axis `seq` is computed position by position or by attention that
- * the documents bound, sums over positions go through linear ops alone, and nothing depends on the
- * place of a position in its row. */
+ * It is where every value over the axis `seq` is computed position by position, by attention that
+ * the documents bound or by what keeps documents apart itself (`apart`), sums over positions go
+ * through linear ops alone, and nothing depends on the place of a position in its row. */
 #ifndef ML_BY_SEQUENCE_H
 #define ML_BY_SEQUENCE_H
 
@@ -14,9 +14,16 @@ typedef struct {
     const char *why;
 } ml_across_sequences;
 
+/* Nodes [first, end) that join positions of one document alone: a convolution of documents, a scan
+ * that begins anew in each. */
+typedef struct {
+    ml_ref first, end;
+} ml_apart;
+
 /* documents: the input over batch and seq that numbers the sequences of each row. Raises only where
  * memory is short. */
 ml_across_sequences ml_find_across_sequences(const ml_graph *g, const ml_ref *roots, int count,
-                                             ml_axis batch, ml_axis seq, ml_ref documents);
+                                             ml_axis batch, ml_axis seq, ml_ref documents,
+                                             const ml_apart *apart, int apart_count);
 
 #endif

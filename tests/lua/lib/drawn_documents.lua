@@ -1,0 +1,61 @@
+-- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
+-- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
+local m = require "mlua"
+local cfg = m.config { accum = 1, steps = 150, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, victim = -1 }
+local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = 64, batch = 8, width = 3 }
+
+local Block = m.module("Block", function(self)
+  self.wq, self.wk = m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }
+  self.wv, self.wo = m.param { A.embed, A.heads, A.head_dim }, m.param { A.heads, A.head_dim, A.embed }
+  self.norm, self.up, self.down = m.rms_norm { A.embed }, m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }
+  if cfg.recurrent then self.taps, self.decay = m.param { A.width, A.embed }, m.param { A.embed, A.heads } end
+end)
+
+function Block:recurrence(x)
+  local y = m.conv(x, self.taps, { axis = "seq", causal = true, document = m.documents(x) })
+  local a = m.sigmoid(y:dot(self.decay, "embed"))
+  local h = m.scan(function(s, t)
+    local h = s.h * t.a + t.y
+    return { h = h }, h
+  end, {
+    axis = "seq", state = { h = m.zero_state(x, { A.heads, A.embed }) }, resets = m.document_starts(x),
+    inputs = { a = a:broadcast(m.axes_of(a:broadcast { A.embed })), y = y:broadcast { A.heads } },
+  })
+  return h:sum "heads"
+end
+
+function Block:forward(x)
+  local h = self.norm(x)
+  local q, k, v = h:dot(self.wq, "embed"), h:dot(self.wk, "embed"), h:dot(self.wv, "embed")
+  x = x + m.attention(m.rope(q), m.rope(k), v, { causal = true }):dot(self.wo, "heads", "head_dim")
+  if cfg.recurrent then x = x + self:recurrence(x) end
+  return x + m.silu(x:dot(self.up, "embed")):dot(self.down, "ffn")
+end
+
+local Net = m.module("Net", function(self)
+  self.table, self.blocks = m.param { A.vocab, A.embed, init = 0.5 }, m.stack(2, Block)
+end)
+function Net:forward(tokens)
+  local x = self.table:gather(tokens, "vocab")
+  for _, block in ipairs(self.blocks) do x = block(x) end
+  return x:dot(self.table, "embed")
+end
+
+local net = Net()
+m.train {
+  model = net, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, seed = cfg.seed, clip = 0, pack = cfg.pack,
+  layout = m.layout.megatron {}, optimizer = m.sgd { lr = 0.02 }, on_step = function(step, out)
+    if step == 2 and m.rank() == cfg.victim then os.execute "kill -9 $PPID" end
+    if m.rank() == 0 then print(("step %d %.9g %.9g"):format(step, out.loss, out.grad_norm)) end
+  end,
+}
+local total = m.compile(function()
+  local sum, square = 0, 0
+  for _, p in ipairs(m.parameters(net)) do
+    local value = p:read()
+    sum, square = sum + value:sum(), square + (value * value):sum()
+  end
+  return { sum = sum, square = square }
+end, {})
+local t = total {}
+if m.rank() == 0 then print(("step weights %.9g %.9g"):format(t.sum, t.square)) end
