@@ -70,9 +70,6 @@ static void set_operands(ml_template *t, const ml_few_rows *p, int reads) {
     template_set(t, "BIAS_AT", "%d", bias ? at++ : 0);
     template_set(t, "SCALE_AT", "%d", p->scaled ? at++ : 0);
     template_set(t, "ADDEND_AT", "%d", g->accumulate ? at++ : 0);
-    template_set(t, "NEXT_AT", "%d", p->next_count ? at : 0);
-    set(t, "NEXT_BYTES", p->next_bytes[0]);
-    set(t, "MORE_BYTES", p->next_count > 1 ? p->next_bytes[1] : 0);
     template_set(t, "C_AT", "%d", reads);
     template_set(t, "GROUPS", "%d", 0);
     set(t, "START_STRIDE", 0), set(t, "END_STRIDE", 0), set(t, "B_GROUP", 0);
@@ -126,7 +123,7 @@ bool few_rows_of_groups(const ml_target *target, const ml_ragged *r) {
 
 ml_kernel *few_rows_groups_kernel(ml_template *t, const ml_target *target, const ml_ragged *r,
                                   int pointers) {
-    static const char *const absent[] = {"BIAS_AT", "SCALE_AT", "ADDEND_AT", "NEXT_AT"};
+    static const char *const absent[] = {"BIAS_AT", "SCALE_AT", "ADDEND_AT"};
     const ml_gemm gemm = {.m = r->rows,
                           .n = r->n,
                           .k = r->k,
@@ -141,6 +138,5 @@ ml_kernel *few_rows_groups_kernel(ml_template *t, const ml_target *target, const
                           .c_dtype = r->c_dtype};
     const int64_t groups = r->rows < r->groups ? r->rows : r->groups; /* that have rows, at most */
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) template_set(t, absent[i], "%d", 0);
-    set(t, "NEXT_BYTES", 0), set(t, "MORE_BYTES", 0);
     return print(t, target, &gemm, true, false, pointers, groups + 1);
 }

@@ -541,39 +541,6 @@ static bool is_constant(const lowering *l, uint32_t value) {
     return true;
 }
 
-/* One more operand of a step that is a product of few rows: what a later one reads. */
-static void ask_for(lowering *l, ml_few_rows *asker, uint32_t value, int64_t bytes) {
-    ml_step *step = &l->s->steps.at[asker->step];
-    const int reads = step->read_count, count = reads + step->write_count;
-    uint32_t *values = ML_NEW_ARRAY(l->arena, uint32_t, count + 1);
-    memcpy(values, step->values, sizeof *values * (size_t)reads);
-    memcpy(values + reads + 1, step->values + reads, sizeof *values * (size_t)step->write_count);
-    values[step->read_count++] = value;
-    step->values = values;
-    asker->next_bytes[asker->next_count++] = bytes;
-    if (!ml_template_few_rows(l->s, step, asker))
-        ml_raise(ML_INTERNAL, "lowering: a product of few rows lost its kernel");
-}
-
-/* Where many steps lie between two products of few rows, memory is idle meanwhile: the first asks
- * for what the next ones read, as much as the L2 cache has room for. */
-static void ask_ahead(lowering *l, const ml_few_rows *product) {
-    enum { FEWEST_STEPS = 3, ROOM = 32 << 20, ARCH = 90 };
-    const ml_value *b = &l->s->values.at[l->s->steps.at[product->step].values[1]];
-    ml_few_rows *before = l->few_rows;
-    int64_t left = ROOM, bytes = ml_type_bytes(&b->type);
-    l->few_rows = ML_NEW(l->arena, ml_few_rows);
-    *l->few_rows = *product;
-    if (l->target->arch < ARCH || !before) return;
-    if (product->step - before->step > FEWEST_STEPS) l->asker = before;
-    ml_few_rows *asker = l->asker;
-    if (!asker || asker->next_count == ML_FEW_ROWS_NEXT) return;
-    for (int i = 0; i < asker->next_count; i++) left -= asker->next_bytes[i];
-    if (!asker->constant || !product->constant || !views_contiguous(&b->type, b->stride)) return;
-    if (left > 0)
-        ask_for(l, asker, l->s->steps.at[product->step].values[1], bytes < left ? bytes : left);
-}
-
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     uint32_t reads[6], write = views_value(l, group->result);
@@ -593,17 +560,12 @@ void gemm_step(lowering *l, lower_group *group) {
     const int addend = read_count - 1;
     if (group->gemm->scaled) reads[read_count++] = views_value(l, ml_graph_source(l->g, n, 2));
     ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
-    const ml_few_rows product = {.gemm = group->gemm,
-                                 .step = l->s->steps.count - 1,
-                                 .scaled = group->scale != 0,
-                                 .constant = is_constant(l, reads[1])};
-    if (l->target->kind == ML_TARGET_CUDA && ml_template_few_rows(l->s, step, &product)) {
+    const ml_few_rows product = {
+        .gemm = group->gemm, .scaled = group->scale != 0, .constant = is_constant(l, reads[1])};
+    if (l->target->kind == ML_TARGET_CUDA && ml_template_few_rows(l->s, step, &product))
         step->kind = ML_STEP_KERNEL;
-        ask_ahead(l, &product);
-        step = &l->s->steps.at[product.step];
-    } else {
+    else
         step->gemm = group->gemm;
-    }
     if (group->addend == 0 || group->scale != 0) return;
     step->may_alias = ML_NEW(l->arena, uint64_t);
     step->may_alias[0] = (uint64_t)1 << addend;

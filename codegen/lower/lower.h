@@ -242,16 +242,11 @@ void ml_template_write_rows(ml_schedule *s, ml_step *step);
 void ml_template_transpose(ml_schedule *s, ml_step *step);
 void ml_template_cached_attention(ml_schedule *s, ml_step *step); /* f32 and bf16 */
 /* A product of few rows of GPUs as a kernel of the step, which has its operands: a, b, then a
- * bias, scales of columns, what is added, and what the next such products read, those that there
- * are. */
-enum { ML_FEW_ROWS_NEXT = 2 };
+ * bias, scales of columns and what is added, those that there are. */
 typedef struct {
     const ml_gemm *gemm;
-    uint32_t step;
-    bool constant;      /* no step of the program writes the second operand */
-    bool scaled;        /* f32 sums are multiplied by scales of columns */
-    int next_count;
-    int64_t next_bytes[ML_FEW_ROWS_NEXT]; /* how much of what each of these reads is asked for */
+    bool constant; /* no step of the program writes the second operand */
+    bool scaled;   /* f32 sums are multiplied by scales of columns */
 } ml_few_rows;
 bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_few_rows *product);
 /* Whether the kernel widens a second operand of 8 bits, a matrix along one of its sides. */

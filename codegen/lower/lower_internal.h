@@ -139,8 +139,6 @@ typedef struct {
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
     uint32_t last_opaque;       /* the group */
-    ml_few_rows *few_rows;      /* the last such product so far; NULL: none */
-    ml_few_rows *asker;         /* the last one that asks for what later ones read; NULL: none */
     ML_VEC(lower_pack) packs;
     ml_index pack_index;      /* by node */
     uint32_t scalar_group;    /* a recent kernel without loops */

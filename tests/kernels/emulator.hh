@@ -410,7 +410,6 @@ static inline unsigned fma_bf16_pair(unsigned x, unsigned y, unsigned z) {
     }
     return r;
 }
-static inline void prefetch_to_l2(const void *, int) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void kernel_begins() {} /* of prelude.cuh */
 #define MLUA_EMULATED

@@ -10,8 +10,7 @@
  * the y-th group that has any, and the last one clears rows of no group.
  *
  * B that no step writes (CONSTANT) is loaded from before the steps ahead have ended: memory is busy
- * while these, which are small, run. Likewise each block asks for its share of what the next such
- * products read (NEXT_AT), so that it is in the L2 cache once the steps between have ended. */
+ * while these, which are small, run. */
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define ENTRY few_rows
@@ -39,9 +38,6 @@
 #define SCALE_AT 0 /* pointers; 0: none */
 #define BIAS_AT 0
 #define ADDEND_AT 0
-#define NEXT_AT 0
-#define NEXT_BYTES 0LL
-#define MORE_BYTES 0LL /* of the pointer after that */
 #define C_AT 2
 #define RESULT float
 #define STORE
@@ -198,14 +194,6 @@ static __device__ __forceinline__ void multiply(float (&sum)[EIGHTS][4], const c
 }
 #define COLUMN_OF(lane, i) (B_DEEP ? (lane) / 4 + (i) / 2 * 8 : (lane) / 4 * 2 + (i) / 2)
 #endif
-#if NEXT_AT
-/* This block's share of what a later product reads. */
-static __device__ __forceinline__ void ask(const char *from, long long bytes) {
-    enum { CHUNK = 4096 };
-    for (long long i = blockIdx.x * 128LL + threadIdx.x; i < bytes / CHUNK; i += gridDim.x * 128LL)
-        prefetch_to_l2(from + i * CHUNK, CHUNK);
-}
-#endif
 #if GROUPS
 struct group_rows {
     int group, first, count;
@@ -312,10 +300,6 @@ extern "C" CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
         multiply(sum, ring + slot * SLOT_BYTES);
         slot = slot + 1 < SLOTS ? slot + 1 : 0, next = next + 1 < SLOTS ? next + 1 : 0;
     }
-#if NEXT_AT
-    ask(a.p[NEXT_AT], NEXT_BYTES);
-    if (MORE_BYTES) ask(a.p[NEXT_AT + 1], MORE_BYTES);
-#endif
     copies_wait();
     __syncthreads();
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16;

@@ -57,10 +57,6 @@ static __device__ __forceinline__ unsigned fma_bf16_pair(unsigned x, unsigned y,
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
     return r;
 }
-/* From sm_90 on. */
-static __device__ __forceinline__ void prefetch_to_l2(const void *from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 static __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
