@@ -1,8 +1,9 @@
-# mlua: `make` builds build/mlua, `make demo` trains a small GPT, `make test` runs every test that needs no GPU.
+# mlua: `make` builds build/mlua, `make demo` trains a small GPT, `make test` runs the quick tests.
 #
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
-#   make test [T=name]   all tests, or those whose name contains T
-#   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test [T=name]   the quick tests, or those whose name contains T
+#   make test-all        all of them, also those that tests/slow.list lists
+#   make test-asan       all under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make core            link graph, passes, shard, plan and lowering alone and with ops, and test them
 #   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
@@ -67,7 +68,7 @@ KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cu
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
         $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
-.PHONY: all demo test core test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-all core test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -146,6 +147,8 @@ T ?=
 CACHE ?= $(abspath $(B))/kernels
 test: $(B)/mlua $(B)/test
 	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(if $(CI),--again) $(T)
+test-all: $(B)/mlua $(B)/test
+	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test --all $(if $(CI),--again) $(T)
 # Every layout of every model on CPU ranks (minutes).
 test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
@@ -157,8 +160,8 @@ core: $(B)/test-core-alone $(B)/test-core
 test-long: $(B)/mlua $(B)/test
 	LONG=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v $(or $(T),long/)
 test-asan:
-	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-O1 \
-	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer" test
+	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-Og \
+	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer" test-all
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
 test-gpu-dist: $(B)/mlua $(B)/test

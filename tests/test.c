@@ -21,6 +21,7 @@ typedef struct {
     const char *name;
     test_function *run;
     const void *argument;
+    double seconds; /* of processor time, where tests/slow.list lists the test; 0 elsewhere */
 } test;
 
 static test *tests;
@@ -43,7 +44,7 @@ void test_register(const char *name, test_function *run, const void *argument) {
             exit(2);
         }
     }
-    tests[test_count++] = (test){name, run, argument};
+    tests[test_count++] = (test){name, run, argument, 0};
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -181,10 +182,21 @@ const char *test_binary(void) {
     return binary && *binary ? binary : "build/mlua";
 }
 
-/* A shell that runs `command`; what it prints comes from *output. To compile kernels is the largest
- * part of such a test's time: unless CC names a compiler, what it runs compiles them with -O1, in
- * half the time of -O3, and with -O0 the small models that dist/ trains for a few steps. Tests of
- * kernels and ops compile theirs in this process, as users do. */
+/* Compilers take the largest part of the tests' time. Unless CC names one, commands compile their
+ * kernels with -O1, in half the time of -O3, and with -O0 the small models that dist/ trains for a
+ * few steps. Tests of kernels and ops compile theirs in this process with -O3, as users do; under
+ * sanitizers, which do not see into kernels, with -O1. */
+static bool compiler_given;
+
+static void choose_compiler(void) {
+    const char *given = getenv("CC");
+    compiler_given = given && *given;
+#ifdef __SANITIZE_ADDRESS__
+    if (!compiler_given) setenv("CC", "cc -O1", 1);
+#endif
+}
+
+/* A shell that runs `command`; what it prints comes from *output. */
 static pid_t start_shell(const char *command, int *output) {
     int ends[2];
     fflush(NULL);
@@ -193,7 +205,8 @@ static pid_t start_shell(const char *command, int *output) {
     if (shell == 0) {
         dup2(ends[1], STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
-        setenv("CC", strncmp(running, "dist/", 5) == 0 ? "cc -O0" : "cc -O1", 0);
+        if (!compiler_given)
+            setenv("CC", strncmp(running, "dist/", 5) == 0 ? "cc -O0" : "cc -O1", 1);
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
@@ -239,25 +252,75 @@ char *test_command(ml_arena *arena, const char *command, int *exit_code) {
 
 typedef struct {
     bool gpu, list, verbose;
+    bool all;   /* those of tests/slow.list too, where no pattern names tests */
     bool again; /* tests that failed run once more, alone */
     int jobs;   /* processes; 0 runs the tests in this one */
     char **patterns;
     int pattern_count;
 } options;
 
-static bool wanted(const options *o, const test *t) {
-    if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return false;
-    if (strncmp(t->name, "long/", 5) == 0 && !long_tests()) return false;
+typedef enum { UNWANTED, WANTED, LEFT_TO_ALL } choice;
+
+static choice choose(const options *o, const test *t) {
+    if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return UNWANTED;
+    if (strncmp(t->name, "long/", 5) == 0 && !long_tests()) return UNWANTED;
     bool any = true; /* without a pattern to match */
     for (int i = 0; i < o->pattern_count; i++) {
         if (o->patterns[i][0] != '!')
             any = false;
         else if (strstr(t->name, o->patterns[i] + 1))
-            return false;
+            return UNWANTED;
     }
     for (int i = 0; i < o->pattern_count; i++)
-        if (o->patterns[i][0] != '!' && strstr(t->name, o->patterns[i])) return true;
-    return any;
+        if (o->patterns[i][0] != '!' && strstr(t->name, o->patterns[i])) return WANTED;
+    if (!any) return UNWANTED;
+    return t->seconds > 0 && !o->all ? LEFT_TO_ALL : WANTED;
+}
+
+/* ---- Slow tests: tests/slow.list lists those that take more than QUICK_SECONDS of processor time
+ * with an empty kernel cache. They begin first, the longest ahead.
+ */
+
+enum { QUICK_SECONDS = 2 };
+static const char slow_path[] = "tests/slow.list";
+
+static void read_slow(void) {
+    FILE *file = fopen(slow_path, "r");
+    char name[128];
+    double seconds;
+    if (!file) return;
+    while (fscanf(file, "%lf %127s", &seconds, name) == 2)
+        for (int i = 0; i < test_count; i++)
+            if (strcmp(tests[i].name, name) == 0) tests[i].seconds = seconds;
+    fclose(file);
+}
+
+static int by_seconds(const void *a, const void *b) {
+    const test *s = a, *t = b;
+    int longer = (s->seconds < t->seconds) - (s->seconds > t->seconds);
+    return longer ? longer : strcmp(s->name, t->name);
+}
+
+/* Of the first `count` of tests[], which took taken[i]. UPDATE_SLOW: write the file; else say which
+ * it lacks: a busy machine or a sanitizer may double what a test takes. */
+static void compare_slow(const options *o, int count, const float *taken) {
+    bool update = getenv("UPDATE_SLOW") && o->all && !o->pattern_count;
+    if (!update) {
+#ifndef __SANITIZE_ADDRESS__
+        for (int i = 0; i < count && !o->gpu; i++)
+            if (!tests[i].seconds && taken[i] > 2 * QUICK_SECONDS && !long_tests() && !test_all())
+                printf("slow: %s takes %.1f s of processor time, and %s does not list it\n",
+                       tests[i].name, taken[i], slow_path);
+#endif
+        return;
+    }
+    FILE *file = fopen(slow_path, "w");
+    if (!file) ml_raise(ML_IO, "cannot write %s", slow_path);
+    for (int i = 0; i < count; i++) tests[i].seconds = taken[i];
+    qsort(tests, (size_t)count, sizeof *tests, by_seconds);
+    for (int i = 0; i < count && tests[i].seconds > QUICK_SECONDS; i++)
+        fprintf(file, "%.1f %s\n", tests[i].seconds, tests[i].name);
+    if (fclose(file)) ml_raise(ML_IO, "cannot write %s", slow_path);
 }
 
 static void run_body(void *argument) {
@@ -285,7 +348,7 @@ static double seconds(void) {
 
 typedef enum { PASSED, FAILED, SKIPPED, RESULTS } result;
 
-static result run_one(const options *o, const test *t) {
+static result run_one(const options *o, const test *t, float *cpu_taken) {
     int64_t blocks = ml_live_blocks();
     double start = seconds(), cpu_start = cpu_seconds();
     running = t->name;
@@ -299,6 +362,7 @@ static result run_one(const options *o, const test *t) {
     if (left && !failures) test_fail("%lld heap blocks are left behind", (long long)left);
     if (!checks && !skip_reason[0]) test_fail("no check was reached (see test_skip)");
     double taken = seconds() - start, cpu = cpu_seconds() - cpu_start;
+    *cpu_taken = (float)cpu;
     if (failures)
         fprintf(stderr, "FAILED %s\n", t->name);
     else if (skip_reason[0])
@@ -323,7 +387,10 @@ typedef struct {
     atomic_int next[2]; /* of the tests that work, of those that wait */
     atomic_int results[RESULTS];
     atomic_int running[MOST_JOBS]; /* the test that a process is at, from 1; 0: none */
-    atomic_bool failed[];          /* by test */
+    struct {
+        atomic_bool failed;
+        float cpu; /* seconds */
+    } test[];
 } board;
 typedef struct {
     const options *options;
@@ -342,13 +409,13 @@ static void show_capture(int capture) {
         if (write(STDOUT_FILENO, block, (size_t)count) != count) return;
 }
 
-static result run_captured(const options *o, const test *t, int capture) {
+static result run_captured(const options *o, const test *t, int capture, float *cpu) {
     int out = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO);
     if (ftruncate(capture, 0) != 0) return FAILED;
     lseek(capture, 0, SEEK_SET);
     dup2(capture, STDOUT_FILENO);
     dup2(capture, STDERR_FILENO);
-    result end = run_one(o, t);
+    result end = run_one(o, t, cpu);
     fflush(stderr);
     dup2(out, STDOUT_FILENO);
     dup2(errors, STDERR_FILENO);
@@ -363,9 +430,9 @@ static void work_on(crew *c, int slot, bool waiting) {
     for (int i; (i = atomic_fetch_add(&c->board->next[waiting], 1)) < end;) {
         c->board->running[slot] = i + 1;
         alarm(test_all() || long_tests() ? 0 : LONGEST);
-        result end = run_captured(c->options, &tests[i], c->capture[slot]);
+        result end = run_captured(c->options, &tests[i], c->capture[slot], &c->board->test[i].cpu);
         atomic_fetch_add(&c->board->results[end], 1);
-        if (end == FAILED) c->board->failed[i] = true;
+        if (end == FAILED) c->board->test[i].failed = true;
         c->board->running[slot] = 0;
     }
 }
@@ -394,13 +461,13 @@ static void end_worker(crew *c, int slot, int status) {
            WIFSIGNALED(status) ? "signal" : "exit code",
            WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     atomic_fetch_add(&c->board->results[FAILED], 1);
-    if (running) c->board->failed[running - 1] = true;
+    if (running) c->board->test[running - 1].failed = true;
     c->board->running[slot] = 0;
     if (c->board->next[0] < c->first_waiting || c->board->next[1] < c->count) start_worker(c, slot);
 }
 
 static bool open_crew(crew *c, int jobs) {
-    c->board = mmap(NULL, sizeof *c->board + sizeof *c->board->failed * (size_t)c->count,
+    c->board = mmap(NULL, sizeof *c->board + sizeof *c->board->test * (size_t)c->count,
                     PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < jobs; i++) {
         FILE *file = tmpfile(); /* open until the program ends */
@@ -424,19 +491,14 @@ static bool waits(const test *t) {
     return strncmp(t->name, "fault/", 6) == 0 || strncmp(t->name, "comm", 4) == 0;
 }
 
-/* Of those that work, kernels come first: compilers take long for some, and none should be the last
- * that one process is at. */
-static int turn(const test *t) {
-    return waits(t) ? 2 : strncmp(t->name, "kernels/", 8) != 0;
-}
-
+/* The longest of those that work come first, so that none is the last that one process is at. */
 static int by_turn(const void *a, const void *b) {
-    int later = turn(a) - turn(b);
-    return later ? later : strcmp(((const test *)a)->name, ((const test *)b)->name);
+    int later = waits(a) - waits(b);
+    return later ? later : by_seconds(a, b);
 }
 
 static void close_crew(crew *c) {
-    munmap(c->board, sizeof *c->board + sizeof *c->board->failed * (size_t)c->count);
+    munmap(c->board, sizeof *c->board + sizeof *c->board->test * (size_t)c->count);
     for (int i = 0; i < c->jobs; i++) close(c->capture[i]);
 }
 
@@ -445,7 +507,7 @@ static void close_crew(crew *c) {
 static void run_again(const crew *first, int results[RESULTS]) {
     crew c = {.options = first->options};
     for (int i = 0; i < first->count; i++) {
-        if (!first->board->failed[i]) continue;
+        if (!first->board->test[i].failed) continue;
         test failed = tests[i];
         tests[i] = tests[c.count], tests[c.count++] = failed;
     }
@@ -455,18 +517,31 @@ static void run_again(const crew *first, int results[RESULTS]) {
     if (!open_crew(&c, 1)) return;
     run_crew(&c, 1);
     for (int i = 0; i < c.count; i++)
-        if (!c.board->failed[i]) printf("UNSTEADY %s: failed, then passed alone\n", tests[i].name);
+        if (!c.board->test[i].failed)
+            printf("UNSTEADY %s: failed, then passed alone\n", tests[i].name);
     int left = c.board->results[FAILED];
     results[PASSED] += c.count - left, results[FAILED] += left - c.count;
     close_crew(&c);
 }
 
+/* Move the tests that are wanted to the front; their number. */
+static int choose_tests(const options *o, int *left) {
+    int chosen = 0;
+    read_slow();
+    qsort(tests, (size_t)test_count, sizeof *tests, by_turn);
+    for (int i = 0; i < test_count; i++) {
+        choice of = choose(o, &tests[i]);
+        *left += of == LEFT_TO_ALL;
+        if (of == WANTED) tests[chosen++] = tests[i];
+    }
+    return chosen;
+}
+
 static int run_all(const options *o) {
     static crew c;
-    int results[RESULTS] = {0}, chosen = 0;
-    qsort(tests, (size_t)test_count, sizeof *tests, by_turn);
-    for (int i = 0; i < test_count; i++)
-        if (wanted(o, &tests[i])) tests[chosen++] = tests[i];
+    int results[RESULTS] = {0}, left = 0, chosen = choose_tests(o, &left);
+    float *cpu = calloc((size_t)chosen + 1, sizeof *cpu);
+    if (!cpu) return 2;
     c.options = o, c.count = chosen;
     while (c.first_waiting < chosen && !waits(&tests[c.first_waiting])) c.first_waiting++;
     for (int i = 0; i < chosen && o->list; i++) puts(tests[i].name);
@@ -475,14 +550,21 @@ static int run_all(const options *o) {
     if (jobs > 0 && open_crew(&c, jobs)) {
         run_crew(&c, jobs);
         for (int i = 0; i < RESULTS; i++) results[i] = c.board->results[i];
+        for (int i = 0; i < chosen; i++) cpu[i] = c.board->test[i].cpu;
     } else {
-        for (int i = 0; i < chosen; i++) results[run_one(o, &tests[i])]++;
+        for (int i = 0; i < chosen; i++) results[run_one(o, &tests[i], &cpu[i])]++;
     }
     /* A process that ends early leaves tests without a result. */
     int least_failed = chosen - results[PASSED] - results[SKIPPED];
     if (results[FAILED] < least_failed) results[FAILED] = least_failed;
     if (o->again && results[FAILED] && results[FAILED] <= AGAIN_AT_MOST && jobs > 0)
         run_again(&c, results);
+    else
+        compare_slow(o, chosen, cpu);
+    free(cpu);
+    if (left)
+        printf("left to make test-all: %d tests of more than %d s of processor time (%s)\n", left,
+               QUICK_SECONDS, slow_path);
     printf("%d passed, %d failed, %d skipped\n", results[PASSED], results[FAILED],
            results[SKIPPED]);
     return results[FAILED] || !results[PASSED]; /* skipped alone is no success */
@@ -495,7 +577,8 @@ static void register_files(void *arena) {
 
 static int usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--list] [--gpu] [-v] [--again] [-j PROCESSES] [pattern | !pattern ...]\n",
+            "usage: %s [--list] [--all] [--gpu] [-v] [--again] [-j PROCESSES] [pattern | !pattern "
+            "...]\n",
             program);
     return 2;
 }
@@ -518,11 +601,14 @@ int main(int count, char **arguments) {
     options o = {.jobs = -1};
     int first = 1;
     reset_signals();
+    choose_compiler();
     for (; first < count && arguments[first][0] == '-'; first++) {
         if (!strcmp(arguments[first], "--gpu"))
             o.gpu = true;
         else if (!strcmp(arguments[first], "--list"))
             o.list = true;
+        else if (!strcmp(arguments[first], "--all"))
+            o.all = true;
         else if (!strcmp(arguments[first], "-v"))
             o.verbose = true;
         else if (!strcmp(arguments[first], "--again"))

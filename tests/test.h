@@ -1,10 +1,10 @@
-/* The test harness. `build/test [--list] [--gpu] [-v] [--again] [-j PROCESSES] [pattern ...]` runs
- * the tests whose "area/name" contains one of the patterns, all where none is given; areas that
- * begin with "gpu" run with --gpu alone, and then only they. -v prints each test's time. The tests
- * are spread over one process more than there are cores, so that none may depend on another, and
- * one that crashes fails alone; -j 0 runs them in the program itself (for debuggers). --again (CI)
- * runs up to ten that failed once more, one at a time; one that then passes counts as passed and is
- * named.
+/* The test harness. `build/test [--list] [--all] [--gpu] [-v] [--again] [-j PROCESSES] [pattern
+ * ...]` runs the tests whose "area/name" contains one of the patterns; where none is given, those
+ * that are not in tests/slow.list, with --all those too. Areas that begin with "gpu" run with --gpu
+ * alone, and then only they. -v prints each test's time. The tests are spread over one process more
+ * than there are cores, so that none may depend on another, and one that crashes fails alone; -j 0
+ * runs them in the program itself (for debuggers). --again (CI) runs up to ten that failed once
+ * more, one at a time; one that then passes counts as passed and is named.
  *
  *     TEST(graph, adds) { CHECK_EQ_INT(1 + 1, 2); }
  *
