@@ -21,8 +21,6 @@ end
 ---The texts that an editor has not saved, by path.
 function known.buffers(text) return core.json(text, "--buffers") end
 
-local function utf8_text(text) return utf8.len(text) and text or (text:gsub("[\x80-\xff]", "?")) end
-
 local function error_of(value)
   if value == nil then return nil end
   local result = { text = tostring(value) }
@@ -41,15 +39,6 @@ local function settings()
   return list
 end
 
--- What JSON can hold.
-local function valid(value)
-  if type(value) == "string" then return utf8_text(value) end
-  if math.type(value) == "float" and (value ~= value or math.abs(value) == math.huge) then return tostring(value) end
-  if type(value) ~= "table" then return value end
-  for key, item in pairs(value) do value[key] = valid(item) end
-  return value
-end
-
 ---Write the object; `failure` is the error that ended the script, or nil; `pending`: what plans say is not known yet.
 ---@param failure any
 ---@param pending? boolean
@@ -65,12 +54,12 @@ function known.write(failure, pending)
     end
   end
   table.sort(axes)
-  core.write_json(core.to_json(valid {
+  core.write_json(core.to_json({
     script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
     error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(values),
     pending = pending, steps = core.list(pending and {} or core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.module_records()),
     settings = core.list(settings()), axes = core.list(axes),
-  }) .. "\n")
+  }, 0, 17, true) .. "\n")
 end
 
 return known

@@ -139,37 +139,46 @@ local function refuse_class(value, where)
   core.fail(("%s is the class %s, and an instance is meant"):format(where, class), { help = ("calling the class makes one: %s()"):format(class) })
 end
 
-local function join(path, key) return path == "" and tostring(key) or path .. "." .. tostring(key) end
+local function join(path, key)
+  if key == nil then return path end
+  return path == "" and tostring(key) or path .. "." .. key
+end
 
--- Visit every module instance and parameter below `value`, in the order of assignment.
-local function walk(value, path, seen, on_module, on_parameter)
+-- Visit every module instance and parameter below `value`, in the order of assignment: on_module(record, path),
+-- on_parameter(p, path, key) with the path of what holds p. Without `path` (nil) none is made: large trees are walked often.
+local function walk(value, path, key, seen, on_module, on_parameter)
   if type(value) ~= "table" then
-    if attributes[value] then on_parameter(value, path) end
+    if attributes[value] then on_parameter(value, path, key) end
     return
   end
   if seen[value] then return end
   seen[value] = true
+  local own = path and join(path, key)
   local record = instance_of(value)
   if record then
-    on_module(record, path)
-    for _, key in ipairs(record.order) do walk(record.fields[key], join(path, key), seen, on_module, on_parameter) end
+    if on_module then on_module(record, own) end
+    local fields = record.fields
+    for _, name in ipairs(record.order) do walk(fields[name], own, name, seen, on_module, on_parameter) end
   elseif getmetatable(value) == nil then
     for i, item in ipairs(value) do
-      refuse_class(item, join(path, i))
-      walk(item, join(path, i), seen, on_module, on_parameter)
+      refuse_class(item, join(own or "", i))
+      walk(item, own, i, seen, on_module, on_parameter)
     end
-    for key, item in pairs(value) do
-      if type(key) == "string" then walk(item, join(path, key), seen, on_module, on_parameter) end
+    for name, item in pairs(value) do
+      if type(name) == "string" then walk(item, own, name, seen, on_module, on_parameter) end
     end
   end
 end
 
 -- The second tree of a script whose names would be those of the first is called Class2, and so on.
 local function free_prefix(record)
-  local paths = {}
-  walk(record.instance, "", {}, function() end, function(p, path)
-    if not attributes[p].named then paths[#paths + 1] = path end
-  end)
+  local unnamed, paths = false, {}
+  walk(record.instance, nil, nil, {}, nil, function(p) unnamed = unnamed or not attributes[p].named end)
+  if unnamed then
+    walk(record.instance, "", nil, {}, nil, function(p, path, key)
+      if not attributes[p].named then paths[#paths + 1] = join(path, key) end
+    end)
+  end
   local function clashes(prefix)
     for _, path in ipairs(paths) do
       if taken[join(prefix, path)] then return true end
@@ -191,12 +200,12 @@ end
 local function name_tree(record)
   record = root_of(record)
   record.prefix = free_prefix(record)
-  walk(record.instance, record.prefix, {}, function(r, path)
+  walk(record.instance, record.prefix, nil, {}, function(r, path)
     r.path = path
     if r ~= record and r.forward and not r.parent then r.parent = record end -- created late and put into a list
-  end, function(p, path)
+  end, function(p, path, key)
     holders[p] = record
-    m.name_parameter(p, path)
+    if not attributes[p].named then m.name_parameter(p, join(path, key)) end
   end)
 end
 
@@ -442,7 +451,7 @@ function m.parameters(model, options)
   end
   name_tree(record)
   local list, names, seen, all = {}, {}, {}, options and options.frozen
-  walk(model, "", {}, function() end, function(p)
+  walk(model, nil, nil, {}, nil, function(p)
     if seen[p] or p:kind() ~= "parameter" or attributes[p].frozen and not all then return end
     seen[p] = true
     list[#list + 1], names[#names + 1] = p, p:name()
@@ -458,7 +467,7 @@ function m.module_states(model)
   if not record then core.fail("m.module_states takes a module, got " .. m.shown(model)) end
   name_tree(record)
   local list, seen = {}, {}
-  walk(model, "", {}, function() end, function(p)
+  walk(model, nil, nil, {}, nil, function(p)
     if not seen[p] then list[#list + 1] = p end
     seen[p] = true
   end)
@@ -474,7 +483,7 @@ end
 function m.freeze(x, frozen)
   local found = 0
   if not m.is_class(x) and not core.is_tensor(x) or attributes[x] then
-    walk(x, "", {}, function() end, function(p)
+    walk(x, nil, nil, {}, nil, function(p)
       if p:kind() == "parameter" then attributes[p].frozen, found = frozen ~= false, found + 1 end
     end)
   end
@@ -489,7 +498,7 @@ end
 -- Whether the tree of modules to which `record` belongs holds p.
 local function holds(record, p)
   local found = false
-  walk(root_of(record).instance, "", {}, function() end, function(q) found = found or q == p end)
+  walk(root_of(record).instance, nil, nil, {}, nil, function(q) found = found or q == p end)
   return found
 end
 

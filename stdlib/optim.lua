@@ -80,7 +80,8 @@ function m.slot_state(p, optimizer, slot, dtype)
     of_p.optimizers[optimizer] = own
   end
   if not own.states[slot] then
-    local axes = m.axes_of(p)
+    local axes = of_p.axes or m.axes_of(p)
+    of_p.axes = axes
     local name = ("%s.%s.%s"):format(p:name(), own.label, slot)
     own.states[slot] = core.state { name = name, axes = axes, dtype = dtype or "f32", kind = "optimizer", init = m.zeros(axes, dtype or "f32") }
   end

@@ -287,6 +287,12 @@ end
 
 local MODULES = { rms_norm = true, layer_norm = true, moe = true } -- constructors of modules that are called with a tensor
 
+local function is_among(key, list)
+  for i = 1, #list do
+    if list[i] == key then return true end
+  end
+end
+
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.
 ---@param what string the function, for the message
 ---@param options? table
@@ -303,12 +309,10 @@ function m.check_options(what, options, known, listed)
       help = call or "options: " .. table.concat(known, ", "),
     })
   end
-  local set = {}
-  for _, key in ipairs(known) do set[key] = true end
   local unknown -- the first by name
   for key in pairs(options) do
     local positional = listed and math.type(key) == "integer"
-    if not set[key] and not positional and unknown == nil then unknown = key end
+    if not positional and unknown == nil and not is_among(key, known) then unknown = key end
   end
   if unknown == nil then return end
   if math.type(unknown) == "integer" then

@@ -1,6 +1,8 @@
 #include "vm/vm.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -471,7 +473,16 @@ static void make_tables(void *argument) {
     vm->graph = ml_session_graph(vm->session);
 }
 
-enum { CHECK_PAUSE = 400 }; /* percent of what lives, at which garbage is collected again */
+/* A check holds no arrays of a device, and nearly all that it makes lives to its end: garbage is
+ * collected at four times what lives, and memory that is free waits for its next use. */
+static void prepare_check(lua_State *L) {
+    enum { PAUSE = 400, LARGEST = 32 << 20, MORE = 16 << 20 }; /* percent; bytes */
+    lua_gc(L, LUA_GCINC, PAUSE, 0, 0);
+    mallopt(M_MXFAST, 0);
+    mallopt(M_MMAP_THRESHOLD, LARGEST);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    mallopt(M_TOP_PAD, MORE);
+}
 
 ml_status vm_new(const vm_options *options, ml_vm **result) {
     ml_vm *vm = *result = ml_alloc(sizeof *vm);
@@ -491,8 +502,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     vm->L = lua_newstate(order_allocate, vm);
     if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");
     *(ml_vm **)lua_getextraspace(vm->L) = vm;
-    /* A check holds no arrays of a device, and nearly all that it makes lives to its end. */
-    if (options->mode == VM_CHECK) lua_gc(vm->L, LUA_GCINC, CHECK_PAUSE, 0, 0);
+    if (options->mode == VM_CHECK) prepare_check(vm->L);
     lua_pushcfunction(vm->L, open_state);
     if (lua_pcall(vm->L, 0, 0, 0) != LUA_OK) {
         const char *message = lua_tostring(vm->L, -1);

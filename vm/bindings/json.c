@@ -97,7 +97,8 @@ static int core_json(lua_State *L) {
 
 /* ---- Lua to JSON ----------------------------------------------------------------------------- */
 
-static json_t *to_json(lua_State *L, int index, int depth);
+/* `holds`: a text that is not UTF-8, or a number that is not finite, is no error. */
+static json_t *to_json(lua_State *L, int index, int depth, bool holds);
 
 static json_t *failed(lua_State *L, const char *what) {
     vm_fail(L, "texts, finite numbers, booleans, core.null, lists and tables by text",
@@ -105,7 +106,7 @@ static json_t *failed(lua_State *L, const char *what) {
     return NULL;
 }
 
-static json_t *table_to_json(lua_State *L, int index, int depth) {
+static json_t *table_to_json(lua_State *L, int index, int depth, bool holds) {
     lua_Integer count = (lua_Integer)lua_rawlen(L, index);
     bool list = count > 0 || luaL_getmetafield(L, index, "__list") != LUA_TNIL;
     json_box *box = push_box(L); /* freed if an item is refused */
@@ -114,7 +115,7 @@ static json_t *table_to_json(lua_State *L, int index, int depth) {
     if (list) {
         for (lua_Integer i = 1; i <= count; i++) {
             lua_rawgeti(L, index, i);
-            json_array_append_new(box->value, to_json(L, lua_gettop(L), depth + 1));
+            json_array_append_new(box->value, to_json(L, lua_gettop(L), depth + 1, holds));
             lua_pop(L, 1);
         }
     } else {
@@ -122,26 +123,41 @@ static json_t *table_to_json(lua_State *L, int index, int depth) {
         while (lua_next(L, index)) {
             if (lua_type(L, -2) != LUA_TSTRING) failed(L, "a table with keys that are no texts");
             json_object_set_new(box->value, lua_tostring(L, -2),
-                                to_json(L, lua_gettop(L), depth + 1));
+                                to_json(L, lua_gettop(L), depth + 1, holds));
             lua_pop(L, 1);
         }
     }
     return json_incref(box->value);
 }
 
-static json_t *to_json(lua_State *L, int index, int depth) {
+/* Bytes that are no ASCII become question marks. */
+static json_t *ascii_to_json(lua_State *L, const char *text, size_t size) {
+    luaL_Buffer plain;
+    luaL_buffinit(L, &plain);
+    for (size_t i = 0; i < size; i++) luaL_addchar(&plain, (signed char)text[i] < 0 ? '?' : text[i]);
+    luaL_pushresult(&plain);
+    json_t *value = json_stringn(lua_tostring(L, -1), size);
+    lua_pop(L, 1);
+    return value;
+}
+
+static json_t *to_json(lua_State *L, int index, int depth, bool holds) {
     if (depth > DEEPEST) return failed(L, "a table that is nested so deep, or in itself");
     luaL_checkstack(L, 8, "JSON");
     switch (lua_type(L, index)) {
     case LUA_TBOOLEAN: return json_boolean(lua_toboolean(L, index));
     case LUA_TNUMBER:
         if (lua_isinteger(L, index)) return json_integer(lua_tointeger(L, index));
-        if (!isfinite(lua_tonumber(L, index))) return failed(L, "a number that is not finite");
-        return json_real(lua_tonumber(L, index));
+        if (isfinite(lua_tonumber(L, index))) return json_real(lua_tonumber(L, index));
+        return holds ? json_string(isnan(lua_tonumber(L, index))       ? "nan"
+                                   : lua_tonumber(L, index) < 0 ? "-inf"
+                                                                : "inf")
+                     : failed(L, "a number that is not finite");
     case LUA_TSTRING: {
         size_t size;
         const char *text = lua_tolstring(L, index, &size);
         json_t *value = json_stringn(text, size);
+        if (!value && holds) value = ascii_to_json(L, text, size);
         return value ? value : failed(L, "a text that is not UTF-8");
     }
     case LUA_TLIGHTUSERDATA:
@@ -149,7 +165,7 @@ static json_t *to_json(lua_State *L, int index, int depth) {
         break;
     case LUA_TTABLE: {
         int top = lua_gettop(L);
-        json_t *value = table_to_json(L, index, depth);
+        json_t *value = table_to_json(L, index, depth, holds);
         lua_settop(L, top); /* the box holds a count of its own */
         return value;
     }
@@ -162,7 +178,7 @@ static int core_to_json(lua_State *L) {
     size_t indent = (size_t)luaL_optinteger(L, 2, 0), digits = (size_t)luaL_optinteger(L, 3, 17);
     luaL_checkany(L, 1);
     json_box *box = push_box(L);
-    box->value = to_json(L, 1, 0);
+    box->value = to_json(L, 1, 0, lua_toboolean(L, 4));
     size_t flags = JSON_ENCODE_ANY | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits) |
                    (indent ? JSON_INDENT(indent) : JSON_COMPACT);
     char *text = json_dumps(box->value, flags);
@@ -183,8 +199,9 @@ void vm_json_register(lua_State *L) {
         {"json", core_json, "text: string, what?: string -> any",
          "the value of a text of JSON; null is core.null. A text that is none raises, named as "
          "`what`; without `what` it gives nil and the reason"},
-        {"to_json", core_to_json, "value: any, indent?: integer, digits?: integer -> string",
-         "a value as JSON, keys sorted; numbers with 17 digits, or fewer"},
+        {"to_json", core_to_json, "value: any, indent?: integer, digits?: integer, holds?: boolean -> string",
+         "a value as JSON, keys sorted; numbers with 17 digits, or fewer; `holds`: numbers that are "
+         "not finite become texts, and other bytes than UTF-8 question marks"},
         {"list", core_list, "list: table -> table", "the table, which JSON has as a list if empty"},
         {0}};
     luaL_newmetatable(L, box_class);
