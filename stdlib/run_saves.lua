@@ -4,7 +4,9 @@
 -- number of the one under way and `done` its steps, `trainings` are the results of those before it, `skip` is the number of
 -- samples before its first. The script runs from its beginning: trainings that were over are not repeated.
 local core = require "mlua.core"
+local format = require "mlua.lsp_format"
 local m = require "mlua"
+local undo = require "mlua.run_undo"
 local universal = require "mlua.universal"
 
 local saves = {}
@@ -113,46 +115,52 @@ local function some(list)
   return table.concat(list, ", ", 1, math.min(#list, most)) .. (#list > most and (" and %d more"):format(#list - most) or "")
 end
 
--- Of a script that was edited while it ran (mlua run --watch): states that an edit before left out, from the checkpoint of
--- then. Gives the names of those that it lacks; nil where there is none.
-local function load_undo(kept)
-  if not core.options().new_sizes then return nil end
-  local path = kept.path .. "/undo"
-  if not core.share(core.options().rank == 0 and core.checkpoint_record(path) or nil) then return nil end
-  local record, missing, _, reshaped = core.checkpoint_load(path, nil, false)
-  if not record then return nil end
-  local lacks = {}
-  for _, list in ipairs { missing, reshaped } do
-    for _, name in ipairs(list) do lacks[name:match "^[^:]*"] = true end
+local function name_of_problem(text) return text:match "^[^:]*" end
+
+-- Of a script that was edited while it ran (mlua run --watch), whose checkpoint lacks some of its states or has them of other
+-- axes: the values that an edit before left out. Those that have none stay in the lists, as names.
+local function take_undone(from, missing, reshaped)
+  for i, text in ipairs(reshaped) do reshaped[i] = name_of_problem(text) end
+  local names = table.move(reshaped, 1, #reshaped, #missing + 1, { table.unpack(missing) })
+  local loaded = #names > 0 and undo.load(from, names) or {}
+  local function others(list)
+    local rest = {}
+    for _, name in ipairs(list) do rest[#rest + 1] = not loaded[name] and name or nil end
+    return rest
   end
-  return lacks
+  local back = {}
+  for name in pairs(loaded) do back[#back + 1] = name end
+  table.sort(back)
+  if #back > 0 then report(("as they were before an edit left them out: %s"):format(some(back))) end
+  return others(missing), others(reshaped)
 end
 
--- Those of the names that an undo's checkpoint has, and the others.
-local function split(names, lacks)
-  local known, unknown = {}, {}
-  for _, name in ipairs(names) do
-    local list = lacks and not lacks[name:match "^[^:]*"] and known or unknown
-    list[#list + 1] = name
+-- What this edit leaves out or changes, for an undo.
+local function hold_for_undo(to, path, unexpected, reshaped)
+  local names, count = {}, 0
+  for _, list in ipairs { unexpected, reshaped } do
+    for _, text in ipairs(list) do names[name_of_problem(text)], count = true, count + 1 end
   end
-  return known, unknown
+  if core.options().rank ~= 0 then return end
+  local bytes, problem = undo.hold(to, path, names)
+  if count == 0 then return end
+  report(bytes and ("%d states that the edit leaves out are in host memory for an undo (%s)"):format(count, format.bytes(bytes))
+    or ("%d states that the edit leaves out begin anew after an undo: %s; %s has them"):format(count, problem, path))
 end
 
 -- Load what fits. Where the checkpoint was saved by an earlier training than this one's states, the others come later.
 local function load(kept, path, last)
-  local lacks = last and load_undo(kept)
   local record, missing, unexpected, reshaped = core.checkpoint_load(path, nil, false)
   if not record then return nil, missing end
   if not last then return core.json(record, path) end
-  local back, again = split(missing, lacks)
-  missing = again
-  local resized
-  resized, reshaped = split(reshaped, lacks)
-  table.move(resized, 1, #resized, #back + 1, back)
-  for i, text in ipairs(back) do back[i] = text:match "^[^:]*" end
-  if #back > 0 then report(("as they were before an edit left them out: %s"):format(some(back))) end
-  if #reshaped > 0 and core.options().new_sizes then
-    for i, text in ipairs(reshaped) do reshaped[i] = text:match "^[^:]*" end
+  local options = core.options()
+  if options.undo then
+    local changed = { table.unpack(reshaped) }
+    missing, reshaped = take_undone(options.undo[1], missing, reshaped)
+    hold_for_undo(options.undo[2], path, unexpected, changed)
+  end
+  if #reshaped > 0 and options.new_sizes then
+    for i, text in ipairs(reshaped) do reshaped[i] = name_of_problem(text) end
     report(("%s has other axes of %s: they begin anew"):format(path, some(reshaped)))
   elseif #reshaped > 0 then
     core.fail(("%s does not fit the script: %s"):format(path, some(reshaped)), { help = "a run continues with axes of the same sizes; another --out begins anew" })

@@ -1,6 +1,6 @@
 -- `mlua run SCRIPT --out DIR --watch`: the run is a process of its own. At a save the script is checked; where it is right, the
 -- run saves its states and stops at its next step, and the new script continues from them: states are found by name, axes and
--- sizes. A script with an error, or with other data, batch or seed, leaves the old program running.
+-- sizes; what an edit left out waits in this process's memory for an undo. A script with an error, or with other data, batch or seed, leaves the old program running.
 local core = require "mlua.core"
 local files = require "mlua.watch_files"
 local report = require "mlua.watch_report"
@@ -16,7 +16,7 @@ local function say(text, ...)
 end
 
 -- The words of `mlua check` for a run's: without what a check does not take.
-local WITH_VALUE, ALONE = { ["--out"] = true, ["-n"] = true, ["--restarts"] = true }, { ["--resume"] = true, ["--new-data"] = true, ["--elastic"] = true, ["--json"] = true, ["--quiet"] = true }
+local WITH_VALUE, ALONE = { ["--out"] = true, ["-n"] = true, ["--restarts"] = true, ["--undo-memory"] = true }, { ["--resume"] = true, ["--new-data"] = true, ["--elastic"] = true, ["--json"] = true, ["--quiet"] = true }
 local function check_words(words)
   local list, i = { "check", "--facts", "--quiet" }, 1
   while words[i] do
@@ -60,18 +60,7 @@ local function end_of_run()
   return code
 end
 
--- A checkpoint whose states the next script lacks in part: the script after the next may have them again. Two folders, as that
--- script's own checkpoint is set aside before it looks for them.
-local function keep_for_undo(folder, lacks)
-  local newest = lacks and core.checkpoint_list(folder .. "/checkpoints")[1]
-  local function quoted(path) return "'" .. path:gsub("'", "'\\''") .. "'" end
-  local undo, next_one = quoted(folder .. "/undo"), quoted(folder .. "/undo.next")
-  local command = ("if [ -e %s ]; then rm -rf %s && mv %s %s; fi"):format(next_one, undo, next_one, undo)
-  if newest then command = ("%s && cp -rl %s %s"):format(command, quoted(newest.path), next_one) end
-  if not os.execute(command) then say("cannot keep %s for an undo", newest and newest.path or folder) end
-end
-
--- A new text: whether the run continues with it, and whether it lacks states of the old one.
+-- A new text: whether the run continues with it.
 local function consider(before, after)
   if after.error then
     io.write(after.error.text, after.error.text:find "\n$" and "" or "\n")
@@ -87,11 +76,11 @@ local function consider(before, after)
     say("%s: that needs a new run; the old program continues", problem)
     return false
   end
-  local any, same, lacks = report.parameters(before.parameters, after.parameters)
+  local any, same = report.parameters(before.parameters, after.parameters)
   say("%d parameters continue by their names%s", same, any and "; what is new (+) or has other axes (~) begins anew" or "")
   report.difference(before.reports[1], after.reports[1])
   io.stdout:flush()
-  return true, lacks
+  return true
 end
 
 ---@param script string
@@ -111,6 +100,7 @@ return function(script)
   local list, known = files.after(script, facts, { script }, {})
   core.lsp_run { "run", table.unpack(words) }
   local failed = false -- the edited script, after it was found right
+  local undone, left_out = core.lsp_memory(), core.lsp_memory() -- what an edit before left out; what the next one does
   while true do
     local what = core.lsp_wait(INTERVAL, false)
     if what == "end" then
@@ -129,8 +119,7 @@ return function(script)
       say("%s changed", changed)
       local before_trace = files.stamps(list)
       local after = files.trace(checked)
-      local accepted, lacks
-      if after then accepted, lacks = consider(facts, after) end
+      local accepted = after and consider(facts, after)
       if after then list, known = files.after(script, after, list, before_trace) else known = before_trace end
       list.edits = edits
       if accepted then
@@ -138,10 +127,10 @@ return function(script)
           core.lsp_signal "USR1"
           local stopped = end_of_run()
           if stopped ~= STOPPED then return stopped end -- it was over
-          keep_for_undo(core.options().out, lacks)
+          undone, left_out = left_out, undone
         end
         failed, facts = false, after
-        core.lsp_run { "run", "--resume", "--new-sizes", table.unpack(words) }
+        core.lsp_run { "run", "--resume", "--new-sizes", "--undo", undone .. ":" .. left_out, table.unpack(words) }
       end
     end
   end

@@ -92,8 +92,7 @@ local function write_list(mark, lines)
   if #list > SHOWN then write("  %s %d more", mark, #list - SHOWN) end
 end
 
----The parameters that are new (+), absent (-) and of other axes (~); whether there are any, how many stay as they are, and
----whether the script lacks any now.
+---The parameters that are new (+), absent (-) and of other axes (~); whether there are any, and how many stay as they are.
 function report.parameters(before, after)
   local old, new = by_name(before), by_name(after)
   local added, removed, changed, same = {}, {}, {}, 0
@@ -112,7 +111,7 @@ function report.parameters(before, after)
   write_list("+", added)
   write_list("-", removed)
   write_list("~", changed)
-  return #added + #removed + #changed > 0, same, #removed + #changed > 0
+  return #added + #removed + #changed > 0, same
 end
 
 ---Hints that the last facts lacked.

@@ -88,9 +88,11 @@ typedef struct {
     const char *run_folder; /* --out of a run; NULL: none */
     const char *command;    /* the command line, as a shell takes it */
     bool resume, new_data, new_sizes;
-    bool watch;       /* --watch: the run continues with each saved script */
-    int64_t restarts; /* how often ranks are started again when one dies */
-    bool elastic;     /* with fewer data-parallel ones */
+    bool watch;         /* --watch: the run continues with each saved script */
+    const char *undo;   /* files of what an edit before left out and of what this one does, A:B */
+    double undo_memory; /* GiB; 0: half of what is available */
+    int64_t restarts;   /* how often ranks are started again when one dies */
+    bool elastic;       /* with fewer data-parallel ones */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */

@@ -1,5 +1,5 @@
 -- mlua run --watch: an edit that changes nothing leaves every loss as it is, to the bit; a wider layer begins anew, the others continue, and the old
--- one is there again when the edit is undone; an error and another batch leave the program running. The script waits at steps 10,
+-- one is there again when the edit is undone, from memory, not from the run's folder; an error and another batch leave the program running. The script waits at steps 10,
 -- 20 and 30 for its edits.
 local check, scratch = require "lib.check", require "lib.scratch"
 local core = require "mlua.core"
@@ -18,7 +18,7 @@ function Model:forward(tokens)
   local x = self.table:gather(tokens, "vocab")
   return (x + m.gelu(x:dot(self.up, "embed")):dot(self.down, "hidden")):dot(self.table, "embed")
 end
-m.train { model = Model(), batch = A.batch, seq = A.seq, steps = cfg.steps, optimizer = m.adamw { lr = 1e-2 }, schedule = m.cosine {}, eval_every = 0,
+m.train { model = Model(), batch = A.batch, seq = A.seq, steps = cfg.steps, layout = m.layout.fsdp {}, optimizer = m.adamw { lr = 1e-2 }, schedule = m.cosine {}, eval_every = 0,
           on_step = function(step)
             if not cfg.waits or step % 10 ~= 0 or step == 40 then return end
             print(("waiting at %d"):format(step)) io.stdout:flush()
@@ -33,9 +33,9 @@ write("same.lua", script .. "-- no change\n")
 write("wider.lua", (script:gsub("hidden = 32", "hidden = 48")))
 write("drive.sh", [[
 cd "$1" && mlua=$2
-"$mlua" run script.lua waits=true --out plain --device cpu > plain.out 2>&1 &
+"$mlua" run script.lua waits=true --out plain --device cpu -n 2 --mesh dp=2 > plain.out 2>&1 &
 plain=$!
-"$mlua" run script.lua waits=true --out run --device cpu --watch > out 2>&1 &
+"$mlua" run script.lua waits=true --out run --device cpu -n 2 --mesh dp=2 --watch > out 2>&1 &
 watcher=$!
 seen() { for i in $(seq 1200); do [ "$(grep -c "$1" out)" -ge "$2" ] && return; sleep 0.05; done; echo "no $1" >> out; }
 save() { sleep 0.02; cp "$1" new && mv new script.lua; }
@@ -48,6 +48,7 @@ seen 'waiting at 20' 1
 save wider.lua; seen 'continue by their names' 2
 sleep 0.1; touch go-20
 seen 'waiting at 30' 1
+[ -e run/undo ] && echo "an undo on disk" >> out
 save same.lua; seen 'continue by their names' 3
 sleep 0.1; touch go-30
 wait $watcher; echo "exit $?" >> out
@@ -73,14 +74,15 @@ for step = 21, 40 do check.equal(watched[step] ~= nil and watched[step] ~= plain
 local at = 1
 for _, line in ipairs {
   'Model has no field "upp"', "the old program continues", "batch was 4 and is 8: that needs a new run; the old program continues", "3 parameters continue by their names",
-  "continues run from step-00000010: step 10", "~ up f32[embed=16, hidden=32] -> f32[embed=16, hidden=48]", "1 parameters continue by their names", "begin anew",
-  "~ up f32[embed=16, hidden=48] -> f32[embed=16, hidden=32]", "as they were before an edit left them out: ", "exit 0",
+  "continues run from step-00000010: step 10", "~ up f32[embed=16, hidden=32] -> f32[embed=16, hidden=48]", "1 parameters continue by their names",
+  "6 states that the edit leaves out are in host memory for an undo (12.0 KiB)", "begin anew", "~ up f32[embed=16, hidden=48] -> f32[embed=16, hidden=32]", "as they were before an edit left them out: ", "exit 0",
   "plain exit 0",
 } do
   local first, last = text:find(line, at, true)
   check.equal(first ~= nil, true, line)
   at = last or at
 end
+check.equal(text:find("an undo on disk", 1, true), nil)
 if check.failures > 0 then print(text) end
 local refused = assert(io.popen(("cd %s && '%s' run script.lua --watch 2>&1"):format(folder, absolute))):read "a"
 check.equal(refused:find("--watch needs a folder", 1, true) ~= nil, true)

@@ -134,7 +134,8 @@ static json_t *table_to_json(lua_State *L, int index, int depth, bool holds) {
 static json_t *ascii_to_json(lua_State *L, const char *text, size_t size) {
     luaL_Buffer plain;
     luaL_buffinit(L, &plain);
-    for (size_t i = 0; i < size; i++) luaL_addchar(&plain, (signed char)text[i] < 0 ? '?' : text[i]);
+    for (size_t i = 0; i < size; i++)
+        luaL_addchar(&plain, (signed char)text[i] < 0 ? '?' : text[i]);
     luaL_pushresult(&plain);
     json_t *value = json_stringn(lua_tostring(L, -1), size);
     lua_pop(L, 1);
@@ -149,9 +150,9 @@ static json_t *to_json(lua_State *L, int index, int depth, bool holds) {
     case LUA_TNUMBER:
         if (lua_isinteger(L, index)) return json_integer(lua_tointeger(L, index));
         if (isfinite(lua_tonumber(L, index))) return json_real(lua_tonumber(L, index));
-        return holds ? json_string(isnan(lua_tonumber(L, index))       ? "nan"
-                                   : lua_tonumber(L, index) < 0 ? "-inf"
-                                                                : "inf")
+        return holds ? json_string(isnan(lua_tonumber(L, index)) ? "nan"
+                                   : lua_tonumber(L, index) < 0  ? "-inf"
+                                                                 : "inf")
                      : failed(L, "a number that is not finite");
     case LUA_TSTRING: {
         size_t size;
@@ -199,8 +200,10 @@ void vm_json_register(lua_State *L) {
         {"json", core_json, "text: string, what?: string -> any",
          "the value of a text of JSON; null is core.null. A text that is none raises, named as "
          "`what`; without `what` it gives nil and the reason"},
-        {"to_json", core_to_json, "value: any, indent?: integer, digits?: integer, holds?: boolean -> string",
-         "a value as JSON, keys sorted; numbers with 17 digits, or fewer; `holds`: numbers that are "
+        {"to_json", core_to_json,
+         "value: any, indent?: integer, digits?: integer, holds?: boolean -> string",
+         "a value as JSON, keys sorted; numbers with 17 digits, or fewer; `holds`: numbers that "
+         "are "
          "not finite become texts, and other bytes than UTF-8 question marks"},
         {"list", core_list, "list: table -> table", "the table, which JSON has as a list if empty"},
         {0}};

@@ -138,6 +138,16 @@ static void push_run(lua_State *L, const vm_options *o) {
     vm_set_boolean(L, "resume", o->resume);
     vm_set_boolean(L, "new_data", o->new_data);
     vm_set_boolean(L, "new_sizes", o->new_sizes);
+    if (o->undo_memory > 0) vm_set_number(L, "undo_memory", o->undo_memory);
+    const char *second = o->undo ? strchr(o->undo, ':') : NULL;
+    if (second) {
+        lua_createtable(L, 2, 0);
+        lua_pushlstring(L, o->undo, (size_t)(second - o->undo));
+        lua_rawseti(L, -2, 1);
+        lua_pushstring(L, second + 1);
+        lua_rawseti(L, -2, 2);
+        lua_setfield(L, -2, "undo");
+    }
     vm_set_string(L, "command", o->command);
     vm_set_string(L, "version", MLUA_VERSION);
 }

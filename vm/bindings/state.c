@@ -159,6 +159,21 @@ void vm_adopt_state(lua_State *L, uint32_t id, int name) {
     ml_graph_state(vm_of(L)->graph, id)->name = text;
 }
 
+/* core.states(): all states that scripts or the library made, in their order. */
+static int core_states(lua_State *L) {
+    const uint32_t count = ml_graph_state_count(vm_of(L)->graph);
+    lua_settop(L, 0);
+    lua_newtable(L);
+    for (uint32_t id = 0; id < count; id++) {
+        vm_push_state(L, id);
+        if (lua_isnil(L, -1) || !info_of(L, id)->name)
+            lua_pop(L, 1);
+        else
+            lua_rawseti(L, 1, (lua_Integer)lua_rawlen(L, 1) + 1);
+    }
+    return 1;
+}
+
 /* ---- Methods --------------------------------------------------------------------------------- */
 
 static uint32_t self(lua_State *L) {
@@ -428,6 +443,8 @@ static int core_grad(lua_State *L) {
 /* ---- Registration ---------------------------------------------------------------------------- */
 
 static const vm_entry functions[] = {
+    {"states", core_states, "-> State[]",
+     "all states that have a name, in the order of their making"},
     {"state", core_state,
      "options: {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number} -> "
      "State",

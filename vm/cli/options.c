@@ -240,6 +240,12 @@ static const option option_table[] = {
      "the data of a resumed run may be others than it began with"},
     {"--new-sizes", NULL, FLAG(new_sizes), FOR_RUN,
      "states of a resumed run whose axes the script has changed begin anew"},
+    {"--undo", "FILE:FILE", TEXT(undo), FOR_RUN,
+     "with --new-sizes: a safetensors file of what an earlier edit left out, and one that is "
+     "written with what this edit does (of --watch)"},
+    {"--undo-memory", "GIB", NUMBER(undo_memory, 1e6), FOR_RUN,
+     "with --watch: the most host memory for what an edit leaves out (default: half of what is "
+     "available)"},
     {"--watch", NULL, FLAG(watch), FOR_RUN,
      "continue with the script at each save that mlua check accepts; needs --out"},
     {"--restarts", "N", COUNT(restarts, 1), FOR_RUN,

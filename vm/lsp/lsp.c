@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/cgroup.h"
 #include "vm/cli/gpus.h"
 #include "vm/vm.h"
 
@@ -207,6 +208,27 @@ static int lsp_signal(lua_State *L) {
     return 0;
 }
 
+/* Memory that other processes open by the path until this one ends. */
+static int lsp_memory(lua_State *L) {
+    int file = memfd_create("mlua undo", MFD_CLOEXEC);
+    if (file < 0) vm_fail(L, NULL, "cannot hold an undo in memory: %s", strerror(errno));
+    lua_pushfstring(L, "/proc/%d/fd/%d", (int)getpid(), file);
+    return 1;
+}
+
+/* Bytes of host memory that are available, of this machine or its container. */
+static int core_host_memory(lua_State *L) {
+    double bytes = 0, limit = (double)ml_cgroup_memory("");
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lf", &bytes) == 1) break;
+    if (file) fclose(file);
+    bytes *= 1024;
+    lua_pushnumber(L, limit > 0 && limit < bytes ? limit : bytes);
+    return 1;
+}
+
 static int push_end(lua_State *L) {
     int status = 0;
     lua_pushliteral(L, "process");
@@ -312,6 +334,9 @@ void vm_lsp_register(lua_State *L) {
          "whether it runs; where it has ended since, its exit code"},
         {"lsp_signal", lsp_signal, "name: string",
          "\"USR1\": save and stop at the next step; \"TERM\""},
+        {"lsp_memory", lsp_memory, "-> string",
+         "a file in this process's memory, which others open by that path"},
+        {"host_memory", core_host_memory, "-> number", "bytes of host memory that are available"},
         {"lsp_stamp", lsp_stamp, "path: string -> string?", "changes when the file does"},
         {"lsp_path", lsp_path, "path: string -> string?", "the whole path of what exists"},
         {"lsp_device", lsp_device, "name?: string -> string|boolean?",
