@@ -148,8 +148,9 @@ PROCESS_TEST(slots_in_bf16_in_layouts) {
     }
 }
 
-/* A microbatch's maxima are those of all ranks. Where a layout sums nothing in another order before
- * a value is rounded, results are those of one rank; where it does, last bits of bf16 fall on other
+/* A microbatch's maxima are those of all ranks, so scales are one rank's. FSDP sums gradients in
+ * another order, which flips single roundings to bf16: 6e-6 of a norm at step 3 (scales that differ
+ * move it by 2e-3). cp and tp sum before values are rounded, and last bits of bf16 fall on other
  * steps of 8-bit floats, which are 16 times as wide. */
 PROCESS_TEST(fp8_in_layouts) {
     static const char settings[] =
@@ -159,7 +160,7 @@ PROCESS_TEST(fp8_in_layouts) {
     static const struct {
         const char *layout;
         double bound;
-    } layouts[] = {{"-n 2 --mesh dp=2 layout=fsdp", 1e-6},
+    } layouts[] = {{"-n 2 --mesh dp=2 layout=fsdp", 1e-4},
                    {"-n 2 --mesh cp=2", 1e-2},
                    {"-n 4 --mesh pp=2,tp=2", 1e-2}};
     process_step *one = process_train(room, 3, "", settings);
