@@ -145,7 +145,7 @@ local function join(path, key)
 end
 
 -- Visit every module instance and parameter below `value`, in the order of assignment: on_module(record, path),
--- on_parameter(p, path, key) with the path of what holds p. Without `path` (nil) none is made: large trees are walked often.
+-- on_parameter(p, path, key) with the path of what holds p. Without `path` (nil) none is made, and no class refused: large trees are walked often.
 local function walk(value, path, key, seen, on_module, on_parameter)
   if type(value) ~= "table" then
     if attributes[value] then on_parameter(value, path, key) end
@@ -161,7 +161,7 @@ local function walk(value, path, key, seen, on_module, on_parameter)
     for _, name in ipairs(record.order) do walk(fields[name], own, name, seen, on_module, on_parameter) end
   elseif getmetatable(value) == nil then
     for i, item in ipairs(value) do
-      refuse_class(item, join(own or "", i))
+      if own then refuse_class(item, join(own, i)) end
       walk(item, own, i, seen, on_module, on_parameter)
     end
     for name, item in pairs(value) do

@@ -57,8 +57,8 @@ local function write(to, checkpoint, tensors)
   local header = header_of(tensors)
   local file, problem = io.open(to, "wb")
   if not file then return nil, problem end
-  local ok = true
-  if #tensors > 0 then ok, problem = file:write(("<I8"):pack(#header), header) end
+  local ok
+  ok, problem = file:write(("<I8"):pack(#header), header)
   for _, tensor in ipairs(tensors) do
     local from = ok and io.open(checkpoint .. "/" .. tensor.file, "rb")
     ok = from and from:seek("set", tensor.offset)
@@ -68,13 +68,14 @@ local function write(to, checkpoint, tensors)
   return file:close() and ok, problem
 end
 
----Hold tensors of a checkpoint in the file, in place of what it holds. The first rank does.
+---Hold tensors of a checkpoint in the file, in place of what it holds; without names the file is empty. The first rank does.
 ---@param to string
 ---@param checkpoint string
 ---@param names table<string, boolean>
 ---@return number? bytes nil where they are not held
 ---@return string? problem
 function undo.hold(to, checkpoint, names)
+  if next(names) == nil then return text_files.write(to, "") and 0, "the memory cannot be written" end
   local manifest, tensors, bytes = core.json(text_files.read(checkpoint .. "/manifest.json"), checkpoint), {}, 0
   for _, tensor in ipairs(manifest.tensors) do
     if names[tensor.name] then tensors[#tensors + 1], bytes = tensor, bytes + tensor.bytes end
@@ -97,6 +98,16 @@ local function held(from)
   local header = size and file:read((("<I8"):unpack(size)))
   if file then file:close() end
   return header and core.json(core.json(header, from).__metadata__.types, from) or {}
+end
+
+---Whether an edit left something out, so that the file stands for what an edit before did.
+---@param path string
+---@return boolean
+function undo.is_of_an_edit(path)
+  local file = io.open(path, "rb")
+  local size = file and file:seek "end" or 0
+  if file then file:close() end
+  return size > 0
 end
 
 ---Give states the values that the file holds for them; all ranks at once.

@@ -4,6 +4,7 @@
 local core = require "mlua.core"
 local files = require "mlua.watch_files"
 local report = require "mlua.watch_report"
+local undo = require "mlua.run_undo"
 
 local INTERVAL = 0.2 -- seconds
 local STOPPED = 75 -- the exit code of a run that saved and may be continued
@@ -127,7 +128,7 @@ return function(script)
           core.lsp_signal "USR1"
           local stopped = end_of_run()
           if stopped ~= STOPPED then return stopped end -- it was over
-          undone, left_out = left_out, undone
+          if undo.is_of_an_edit(left_out) then undone, left_out = left_out, undone end
         end
         failed, facts = false, after
         core.lsp_run { "run", "--resume", "--new-sizes", "--undo", undone .. ":" .. left_out, table.unpack(words) }

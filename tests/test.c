@@ -540,12 +540,12 @@ static int choose_tests(const options *o, int *left) {
 static int run_all(const options *o) {
     static crew c;
     int results[RESULTS] = {0}, left = 0, chosen = choose_tests(o, &left);
+    for (int i = 0; i < chosen && o->list; i++) puts(tests[i].name);
+    if (o->list) return 0;
     float *cpu = calloc((size_t)chosen + 1, sizeof *cpu);
     if (!cpu) return 2;
     c.options = o, c.count = chosen;
     while (c.first_waiting < chosen && !waits(&tests[c.first_waiting])) c.first_waiting++;
-    for (int i = 0; i < chosen && o->list; i++) puts(tests[i].name);
-    if (o->list) return 0;
     int jobs = o->jobs < chosen ? o->jobs : chosen;
     if (jobs > 0 && open_crew(&c, jobs)) {
         run_crew(&c, jobs);

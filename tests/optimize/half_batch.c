@@ -198,7 +198,7 @@ static void choices(process_room *room) {
         bool halves;
     } cases[] = {
         {"preset=gpt-1.3b layers=4 batch=16 --mesh tp=2", true},
-        {"preset=gpt-1.3b layers=4 batch=16 --mesh cp=2", true},
+        {"preset=gpt-1.3b layers=4 batch=16 --mesh cp=2 --layout zero=false", true},
         {"preset=gpt-1.3b layers=4 batch=16 --mesh dp=2", false},
         {"preset=gpt-1.3b layers=4 batch=2 --mesh dp=2,tp=2", false},
         {"batch=16 --mesh tp=2", false},
