@@ -6,14 +6,8 @@
 local m = require "mlua"
 local cfg = m.config { out = ".", least = 128, most = 4096, each = 2048, mean = 1024, sigma = 1.5, windows = 400, seed = 1 }
 
-local mu = math.log(cfg.mean) - cfg.sigma ^ 2 / 2
-local function draw()
-  while true do
-    local normal = math.sqrt(-2 * math.log(1 - math.random())) * math.cos(2 * math.pi * math.random())
-    local length = math.floor(math.exp(mu + cfg.sigma * normal) + 0.5)
-    if length >= cfg.least and length <= cfg.most then return length end
-  end
-end
+local root = require("mlua.core").options().script:match "^(.*)tests/" or ""
+local draw = dofile(root .. "tests/lua/lib/lognormal.lua")(cfg.mean, cfg.sigma, cfg.least, cfg.most)
 
 local function document(length)
   local ids = {}

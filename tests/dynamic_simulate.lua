@@ -46,14 +46,8 @@ local update = finish:cost()
 local costs = dynamic.costs(o, rows)
 local placement = core.placement(costs)
 
-local mu = math.log(cfg.mean) - cfg.sigma ^ 2 / 2
-local function draw()
-  while true do
-    local normal = math.sqrt(-2 * math.log(1 - math.random())) * math.cos(2 * math.pi * math.random())
-    local length = math.floor(math.exp(mu + cfg.sigma * normal) + 0.5)
-    if length >= cfg.least and length <= cfg.longest then return length end
-  end
-end
+local root = core.options().script:match "^(.*)tests/" or ""
+local draw = dofile(root .. "tests/lua/lib/lognormal.lua")(cfg.mean, cfg.sigma, cfg.least, cfg.longest)
 
 -- A batch of windows of whole documents, with a shorter one at the end of each; the lengths of each window.
 local function windows(host)
