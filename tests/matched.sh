@@ -5,11 +5,13 @@
 # bf16 runs three times with sums in other orders: as it is, with attention by other kernels (MLUA_WGMMA=0), with accum=2; sigma is their standard
 # deviation. Compared are mean losses of the last TAIL (200) of STEPS (2000) steps: those of fp8 within max(0.004, 2 sigma) of bf16's mean, those
 # of f16 within max(0.002, 2 sigma), of f32's where RUNS has f32 too: f16 rounds 8 times finer than bf16 and stays beside f32. SCRIPT (models/gpt.lua), DEVICE (cuda), MLUA and RUNS ("bf16 bf16-attention bf16-accum fp8 f16") choose.
+# GPUS ("0 1 2") runs as many at a time, each on a GPU of its own.
 # The folder gets losses.txt, a column a run. Exits 1 where a run fails or is further off.
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-$(mktemp -d)} steps=${STEPS:-2000} tail=${TAIL:-200} mlua=${MLUA:-build/mlua} device=${DEVICE:-cuda}
 script=${SCRIPT:-models/gpt.lua} runs=${RUNS:-bf16 bf16-attention bf16-accum fp8 f16}
+gpus=(${GPUS:-})
 [ $# -gt 0 ] && shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -31,16 +33,27 @@ train() {
     [ "$1" = bf16-accum ] && extra=(accum=2)
     local other=()
     [ "$1" = bf16-attention ] && other=(MLUA_WGMMA=0)
+    [ ${#gpus[@]} -gt 0 ] && other+=(CUDA_VISIBLE_DEVICES="${gpus[slot]}")
     env "${other[@]}" "$mlua" run "$script" --device "$device" --dtype "$dtype" --json data="$work/text.txt" \
-        steps="$steps" sample=0 "${extra[@]}" "${settings[@]}" 2>"$work/err" | grep -o '"loss": *[-0-9.e]*' | sed 's/.*: *//' >"$work/$1"
-    [ "$(wc -l <"$work/$1")" -ge "$steps" ] || { echo "$1 ended early:" && tail -n 3 "$work/err"; return 1; }
+        steps="$steps" sample=0 "${extra[@]}" "${settings[@]}" 2>"$work/$1.err" | grep -o '"loss": *[-0-9.e]*' | sed 's/.*: *//' >"$work/$1"
+    [ "$(wc -l <"$work/$1")" -ge "$steps" ] || { echo "$1 ended early:" && tail -n 3 "$work/$1.err"; return 1; }
     printf '%-16s mean loss of the last %d steps %.5f\n' "$1" "$tail" "$(mean "$1")"
 }
 mean() { tail -n "$tail" "$work/$1" | awk '{ s += $1 } END { print s / NR }'; }
 settings=(layers=12 embed=768 heads=12 vocab=256 seq=1024 batch=16 warmup=$((steps / 10)) lr=6e-4 "$@")
 
+# worker SLOT: trains each run that no other worker has claimed
+worker() {
+    local slot=$1 run
+    for run in $runs; do
+        mkdir "$work/$run.claim" 2>/dev/null || continue
+        train "$run" && touch "$work/$run.ok"
+    done
+}
 failed=0 done=()
-for run in $runs; do train "$run" && done+=("$run") || failed=1; done
+for slot in $(seq 0 $((${#gpus[@]} > 1 ? ${#gpus[@]} - 1 : 0))); do worker "$slot" & done
+wait
+for run in $runs; do [ -e "$work/$run.ok" ] && done+=("$run") || failed=1; done
 (cd "$work" && paste "${done[@]}" | sed "1i ${done[*]}" >losses) && cp "$work/losses" "$out/losses.txt"
 for run in "${done[@]}"; do echo "$run $(mean "$run")"; done | awk '
     $1 ~ /^bf16/ { n++; s += $2; q[n] = $2 }
