@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Benchmarks as JSON lines: tests/bench.sh cpu|gpu|decode-gpu [case ...], tests/bench.sh load, tests/bench.sh export
 # Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
-# compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS;
+# compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS
+# with PEER_OPTIONS (--stream bf16, --fp8); DTYPE (bf16) is mlua's;
 # on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
@@ -76,7 +77,7 @@ has_torch() { "$python" -c 'import importlib.util as u; raise SystemExit(not u.f
 
 run_peer() { # NAME BATCH SEQ
     if [ -n "$peers" ]; then
-        "$python" "$peers/torch_train.py" --model "$1" -B "$2" -T "$3" --data "$data" | tail -n 1
+        "$python" "$peers/torch_train.py" --model "$1" -B "$2" -T "$3" --data "$data" ${PEER_OPTIONS:-} | tail -n 1
     else
         "$python" tests/peers_torch.py "$1" -B "$2" -T "$3" --data "$data" --compile "${PEER_COMPILE:-blocks}"
     fi
@@ -85,7 +86,7 @@ run_peer() { # NAME BATCH SEQ
 # gpu_case NAME SCRIPT BATCH SEQ
 gpu_case() {
     local name=$1 script=$2 batch=$3 seq=$4 skip=3 cold warm peer='' run before after speed best=null busy=null
-    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq" lr=3e-4 warmup=20) # as the peer's
+    local train=("$script" --device "${DEVICE:-cuda}" --dtype "${DTYPE:-bf16}" preset="$name" data="$data" batch="$batch" seq="$seq" lr=3e-4 warmup=20) # as the peer's
     export MLUA_CACHE="$cache/$name" TORCHINDUCTOR_CACHE_DIR="$cache/inductor-$name" TRITON_CACHE_DIR="$cache/triton-$name"
     cold=$(timed_run "$cache/before" "${train[@]}" steps=15)
     ! has_torch || peer=$(run_peer "$name" "$batch" "$seq")
