@@ -4,7 +4,7 @@
 #   make test [T=name]   the quick tests, or those whose name contains T
 #   make test-all        all of them, also those that tests/slow.list lists
 #   make test-asan       all under AddressSanitizer and UndefinedBehaviorSanitizer
-#   make core            link graph, passes, shard, plan and lowering alone and with ops, and test them
+#   make core            link graph, passes, shard, plan, exec and lowering alone and with ops, and test them
 #   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
@@ -51,10 +51,12 @@ SOURCES := $(wildcard runtime/*.c runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
 TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*/*.c))
-# The core: script graphs to plans, and the interpreter, without families of ops, optimizations, pipelines, ranks, devices and
-# kernel files. It links alone (test-core-alone); its other tests (test-core) have families of ops and optimizations too.
+# The core: script graphs to plans, the interpreter, and programs that run, without families of ops, optimizations, pipelines,
+# ranks, devices and kernel files. It links alone (test-core-alone, with a device of its own); its other tests (test-core) have
+# families of ops and optimizations too, and run nothing.
 CORE := $(filter-out runtime/compile_list.c,$(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph passes shard plan)) codegen/emit/*.c)) \
         $(filter-out %/routines.c %/recurrence.c %/loop.c,$(wildcard codegen/lower/*.c))
+CORE_EXEC := $(filter-out %/beside_core.c,$(wildcard runtime/exec/*.c))
 CORE_ALONE := tests/test.c $(wildcard tests/core/*.c tests/core/alone/*.c)
 CORE_OPS := runtime/compile_list.c $(wildcard runtime/ops/*.c runtime/ops/*/*.c runtime/optimize/*.c) $(addprefix codegen/lower/,routines.c recurrence.c loop.c)
 CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
@@ -128,7 +130,7 @@ $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 $(B)/test-core: $(CORE:%.c=$(B)/%.o) $(CORE_OPS:%.c=$(B)/%.o) $(CORE_TESTS:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(B)/test-core-alone: $(CORE:%.c=$(B)/%.o) $(CORE_ALONE:%.c=$(B)/%.o)
+$(B)/test-core-alone: $(CORE:%.c=$(B)/%.o) $(CORE_EXEC:%.c=$(B)/%.o) $(CORE_ALONE:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 -include $(shell find $(B) -path '$(B)/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)

@@ -146,11 +146,11 @@ static void pin(lowering *l, ml_ref n) {
     l->info[base].pinned = l->info[base].stored = true;
 }
 
-/* A recurrence moves along its operands and results position by position. */
+/* A routine by positions moves along its operands and results position by position. */
 static void pin_slices(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     ml_ref of = node->op == ML_OP_OUT ? ml_graph_source(l->g, n, 0) : n;
-    if (ml_graph_node(l->g, of)->op != ML_OP_RECURRENCE || lower_one_kernel(l, of)) return;
+    if (!lower_routines[ml_graph_node(l->g, of)->op].by_position || lower_one_kernel(l, of)) return;
     pin(l, n);
     for (int i = 0; of == n && i < node->source_count; i++) pin(l, ml_graph_source(l->g, n, i));
 }
@@ -311,7 +311,7 @@ void fuse_roles(lowering *l) {
         if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE || node->op == ML_OP_OUT)
             continue;
         if (lower_routines[node->op].require) lower_routines[node->op].require(l, n);
-        bool strided = node->op == ML_OP_RECURRENCE && lower_one_kernel(l, n);
+        bool strided = lower_routines[node->op].by_position && lower_one_kernel(l, n);
         const bool product = node->op == ML_OP_DOT;
         for (int i = 0; i < node->source_count; i++)
             views_require(l, product ? gemm_operand(l, n, i) : ml_graph_source(l->g, n, i),

@@ -292,7 +292,8 @@ typedef struct {
     /* While roles are decided: gives operands that its kernels cannot read as they are a place of
      * their own in memory; NULL: they read all. */
     void (*require)(lowering *l, ml_ref n);
-    bool any_strides; /* reads operands with any strides */
+    bool any_strides; /* reads operands and writes results with any strides */
+    bool by_position; /* where it is no one kernel: moves along operands and results by positions */
 } lower_routine;
 extern const lower_routine lower_routines[ML_OP_COUNT];
 void lower_recurrence_step(lowering *l, ml_ref n); /* loop.c */

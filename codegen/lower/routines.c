@@ -159,5 +159,5 @@ const lower_routine lower_routines[ML_OP_COUNT] = {
     [ML_OP_RAGGED_OUTER] = {ragged_step},
     [ML_OP_LINEAR_SCAN] = {linear_scan_step},
     [ML_OP_LINEAR_SCAN_GRAD] = {linear_scan_step},
-    [ML_OP_RECURRENCE] = {lower_recurrence_step},
+    [ML_OP_RECURRENCE] = {lower_recurrence_step, .by_position = true},
 };

@@ -63,7 +63,7 @@ ml_status retry_build(ml_program *program, const ml_roots *roots) {
     bool absent = status == ML_NO_MEMORY || status == ML_TOO_LARGE;
     if (status != ML_OK && !absent) return status;
     int64_t made = !absent; /* all ranks have one, or none has */
-    status = session->everyone != NULL ? ml_comm_least(session->comm, &made) : ML_OK;
+    status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
     if (!made) ml_program_free(retry);
     return status;
 }

@@ -198,7 +198,7 @@ static double longest_silence(const ml_program *program) {
     if (session->device->target.kind == ML_TARGET_CUDA)
         return plan->flops / gpu->product_flops +
                bytes_sent(plan) /
-                   (ml_comm_local(session->comm) ? gpu->link_bytes : gpu->network_bytes);
+                   (beside_core.local(session->comm) ? gpu->link_bytes : gpu->network_bytes);
     double most = 0;
     for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
@@ -215,20 +215,20 @@ ml_status program_compile(ml_program *program) {
      * they deal the kernels (ml_jit_cuda_share). */
     bool deal = session->device->target.kind == ML_TARGET_CUDA;
     bool together = ranks_together(program) && !deal, first = rank_leads(session);
-    if (!first && together) status = ml_comm_barrier(session->comm);
+    if (!first && together) status = beside_core.barrier(session->comm);
     if (status != ML_OK) return status;
     if (session->everyone != NULL) {
-        ml_comm_expect(session->comm, longest_silence(program));
-        ml_comm_busy(session->comm, "compiling kernels");
+        beside_core.expect(session->comm, longest_silence(program));
+        beside_core.busy(session->comm, "compiling kernels");
     }
     if (program->plan->pipeline != NULL)
         status = staged_programs.load(program);
     else
         status = executables_load(program);
-    if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
+    if (status == ML_OK && first && together) status = beside_core.barrier(session->comm);
     if (status == ML_OK && program->plan->pipeline != NULL)
         status = staged_programs.connect(program);
-    if (session->everyone != NULL) ml_comm_done(session->comm);
+    if (session->everyone != NULL) beside_core.done(session->comm);
     return status;
 }
 
@@ -246,7 +246,7 @@ static ml_status program_agree(const ml_program *program) {
     char what[128];
     const char *name = program->plan->roots.name;
     snprintf(what, sizeof what, "the plan of program \"%s\"", name != NULL ? name : "");
-    return ml_comm_agree(session->comm, program->plan->hash, what);
+    return beside_core.agree(session->comm, program->plan->hash, what);
 }
 
 void program_enter(ml_session *session, ml_program *program) {

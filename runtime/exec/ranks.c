@@ -20,14 +20,14 @@ static int peers_list(const ml_ranks *ranks, int i, int *peers) {
 }
 
 static ml_status groups_make(ml_session *session, const ml_layout *layout) {
-    int world = ml_comm_world(session->comm), *peers = ml_alloc(sizeof(int) * (size_t)world);
+    int world = beside_core.world(session->comm), *peers = ml_alloc(sizeof(int) * (size_t)world);
     if (peers == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for %d ranks", world);
-    session->everyone = ml_comm_everyone(session->comm);
+    session->everyone = beside_core.everyone(session->comm);
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
         int count = peers_list(&session->ranks, i, peers);
         if (count == 1) continue;
-        status = ml_comm_group(session->comm, peers, count, &session->ranks.group[i]);
+        status = beside_core.group(session->comm, peers, count, &session->ranks.group[i]);
     }
     ml_free(peers);
     return status;
@@ -35,7 +35,7 @@ static ml_status groups_make(ml_session *session, const ml_layout *layout) {
 
 static ml_status ranks_fit(const ml_session *session, const ml_layout *layout) {
     int64_t ranks = ml_layout_ranks(layout);
-    int world = session->comm != NULL ? ml_comm_world(session->comm) : 1;
+    int world = session->comm != NULL ? beside_core.world(session->comm) : 1;
     if (ranks == world) return ML_OK;
     char mesh[256] = "";
     for (int i = 0; i < layout->count - session->groups.count; i++) {
@@ -107,12 +107,12 @@ ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool 
     session->ranks.layout = &session->layout;
     if (plan_only) return ML_OK;
     session->ranks.comm = session->comm;
-    session->ranks.rank = ml_comm_rank(session->comm);
+    session->ranks.rank = beside_core.rank(session->comm);
     return groups_make(session, &session->layout);
 }
 
 ml_status session_ready(const ml_session *session) {
-    bool several = session->comm != NULL && ml_comm_world(session->comm) > 1;
+    bool several = session->comm != NULL && beside_core.world(session->comm) > 1;
     if (session->comm == NULL && session->ranks.layout != NULL) {
         int64_t ranks = ml_layout_ranks(session->ranks.layout);
         ml_fail(ML_INVALID, "the layout is for %lld ranks, and this is one", (long long)ranks);
@@ -122,7 +122,7 @@ ml_status session_ready(const ml_session *session) {
     if (!several) return ML_OK;
     if (session->ranks.layout == NULL) {
         ml_fail(ML_INVALID, "%d ranks are running, and the script has no layout",
-                ml_comm_world(session->comm));
+                beside_core.world(session->comm));
         return ml_help("pass layout = m.layout { ... } to m.train or m.compile");
     }
     return ML_OK;
@@ -132,18 +132,18 @@ ml_status session_ready(const ml_session *session) {
 ml_status session_devices_agree(ml_session *session) {
     ml_device *device = session->device;
     ml_comm *comm = session->comm;
-    if (comm == NULL || ml_comm_world(comm) == 1) return ML_OK;
+    if (comm == NULL || beside_core.world(comm) == 1) return ML_OK;
     char what[128];
     ml_target *target = &device->target;
     int64_t facts[3] = {target->kind, target->arch, target->multiprocessors};
     snprintf(what, sizeof what, "the device (%s, architecture %d, %d processors)",
              device->ops->name, target->arch, target->multiprocessors);
     if (target->kind == ML_TARGET_C) facts[1] = facts[2] = 0;
-    ml_status status = ml_comm_agree(comm, ml_hash(facts, sizeof facts, 0), what);
-    int64_t host = ml_comm_host_ranks(comm);
-    if (status == ML_OK) status = ml_comm_least(comm, &target->memory_bytes);
-    if (status == ML_OK) status = ml_comm_least(comm, &target->link_bytes);
-    if (status == ML_OK) status = ml_comm_least(comm, &host);
+    ml_status status = beside_core.agree(comm, ml_hash(facts, sizeof facts, 0), what);
+    int64_t host = beside_core.host_ranks(comm);
+    if (status == ML_OK) status = beside_core.least(comm, &target->memory_bytes);
+    if (status == ML_OK) status = beside_core.least(comm, &target->link_bytes);
+    if (status == ML_OK) status = beside_core.least(comm, &host);
     target->host_ranks = (int)host;
     return status;
 }
@@ -157,9 +157,9 @@ ml_status session_connect(ml_session *session) {
 
 ml_status ml_session_step(ml_session *session, int64_t *stop) {
     if (session->everyone == NULL) return ML_OK;
-    ml_comm_step(session->comm);
+    beside_core.step(session->comm);
     int64_t least = -*stop;
-    ml_status status = ml_comm_least(session->comm, &least);
+    ml_status status = beside_core.least(session->comm, &least);
     *stop = -least;
     return status;
 }
@@ -178,7 +178,7 @@ ml_status session_collect(const ml_session *session, int i, ml_collective kind, 
                                          .combine = ML_COMBINE_SUM};
         return device->ops->collect(session->device, &what, from, to);
     }
-    return ml_comm_collect(group, kind, from, to, count, dtype, ML_COMBINE_SUM);
+    return beside_core.collect(group, kind, from, to, count, dtype, ML_COMBINE_SUM);
 }
 
 /* ---- tensors ---- */

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "codegen/jit/jit.h"
-
 typedef struct {
     ml_graph *graph;
 } graph_call;
@@ -43,7 +41,7 @@ void ml_session_free(ml_session *session) {
         session->device->ops->release(session->device, session->states[i].memory);
     }
     if (session->arena != NULL) session->device->ops->release(session->device, session->arena);
-    ml_device_close(session->device);
+    if (device != NULL) beside_core.device_close(device);
     ml_free(session->states);
     if (session->stages.arena != NULL) ml_arena_free(session->stages.arena);
     ml_graph_free(session->graph);
@@ -81,12 +79,13 @@ static void limit_memory(ml_session *session) {
 
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
     if (session->device == NULL) {
-        if (session->comm != NULL) ordinal = ml_comm_local_rank(session->comm);
-        ML_TRY(ml_device_open(device, ordinal, &session->device));
+        if (session->comm != NULL) ordinal = beside_core.local_rank(session->comm);
+        ML_TRY(beside_core.device_open(device, ordinal, &session->device));
         session->device->ranks = &session->ranks;
         ml_target_set_options(&session->device->target);
         if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
-            session->device->target.memory_bytes /= ml_comm_world(session->comm); /* of one host */
+            session->device->target.memory_bytes /=
+                beside_core.world(session->comm); /* of one host */
         }
         limit_memory(session);
         return session_devices_agree(session);
@@ -151,7 +150,7 @@ static void show_chain(const ml_kernel *kernel, ml_target_kind kind, ml_index *s
         show_chain(kernel->fallback, kind, seen);
         if (ml_index_next(seen, kernel->key, &cursor) != ML_INDEX_NONE) continue;
         ml_index_add(seen, kernel->key, 0);
-        ml_jit_show(kernel, kind, seen->arena);
+        beside_core.show_kernel(kernel, kind, seen->arena);
     }
 }
 

@@ -138,6 +138,29 @@ ml_status program_settle(ml_program *program, ml_program **done);
  * states. All ranks of a job call it in the same order. */
 ml_status program_settle_others(ml_session *session, const ml_program *next);
 
+/* What sessions and programs call of the rooms beside the core (other ranks, devices by name, the
+ * text of kernels), by this table alone (beside_core.c), so that they link without these rooms.
+ * Each is as the function of comm.h, device.h or jit.h that it is named after. */
+typedef struct {
+    ml_status (*device_open)(const char *name, int ordinal, ml_device **device);
+    void (*device_close)(ml_device *device);
+    void (*show_kernel)(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena);
+    int (*rank)(const ml_comm *comm), (*local_rank)(const ml_comm *comm);
+    int (*world)(const ml_comm *comm), (*host_ranks)(const ml_comm *comm);
+    bool (*local)(const ml_comm *comm);
+    ml_group *(*everyone)(ml_comm *comm);
+    ml_status (*group)(ml_comm *comm, const int *ranks, int count, ml_group **group);
+    ml_status (*collect)(ml_group *group, ml_collective kind, const void *in, void *out,
+                         int64_t count, ml_dtype dtype, ml_combine combine);
+    ml_status (*agree)(ml_comm *comm, uint64_t value, const char *what);
+    ml_status (*least)(ml_comm *comm, int64_t *value);
+    ml_status (*barrier)(ml_comm *comm);
+    void (*busy)(ml_comm *comm, const char *text);
+    void (*expect)(ml_comm *comm, double seconds);
+    void (*done)(ml_comm *comm), (*step)(ml_comm *comm);
+} beside_core_ops;
+extern const beside_core_ops beside_core;
+
 /* The same for programs that are cut into pipeline stages, whose plan->pipeline is set: a table of
  * functions (exec/pipeline/run.c), so that sessions and programs do not depend on stages. */
 typedef struct {
@@ -149,6 +172,9 @@ typedef struct {
     ml_status (*finish)(ml_program *program, void *const *outputs);
     /* A step with the microbatches that are queued; of a retry, those of its owner. */
     ml_status (*step)(ml_program *program);
+    /* A state that no program uses yet gets a stage, which will hold it. Raises. */
+    void (*assign_state)(const ml_graph *g, const ml_layout *layout, ml_stage_map *map,
+                         uint32_t state);
     /* As ml_program_bubble. */
     double (*bubble)(const ml_program *program, double *forecast);
     /* A step that may be done again. Room for the buffers of a program's stages; no less than there

@@ -53,7 +53,7 @@ typedef struct {
 static void assign_body(void *context) {
     assign_call *call = context;
     ml_session *session = call->session;
-    ml_stage_assign_state(session->graph, &session->layout, &session->stages, call->state);
+    staged_programs.assign_state(session->graph, &session->layout, &session->stages, call->state);
 }
 
 ml_status session_assign_state(ml_session *session, uint32_t state) {

@@ -61,7 +61,7 @@ static void find_candidates(choice *x) {
         if (ml_graph_node(x->g, n)->op == ML_OP_INPUT) add_input(x, ml_graph_type(x->g, n));
     for (ml_ref n = 1; n < ml_graph_count(x->g); n++) {
         int op = ml_graph_node(x->g, n)->op;
-        if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) drop_sequences(x, n);
+        if (ml_op_attends((ml_op)op)) drop_sequences(x, n);
     }
 }
 
@@ -79,7 +79,7 @@ static bool can_halve(const choice *x, ml_ref n) {
     int op = ml_graph_node(x->g, n)->op;
     ml_attention_args args;
     if (op == ML_OP_DOT) return true;
-    if (op != ML_OP_ATTENTION && op != ML_OP_ATTENTION_GRAD) return false;
+    if (!ml_op_attends((ml_op)op)) return false;
     ml_attention_read(x->g, n, &args);
     return !args.score;
 }

@@ -591,6 +591,7 @@ const staged_program_ops staged_programs = {
     .start = pipeline_start,
     .finish = pipeline_finish,
     .step = pipeline_step,
+    .assign_state = ml_stage_assign_state,
     .bubble = pipeline_bubble,
     .buffers_reserve = pipeline_buffers_reserve,
     .overflow_agree = pipeline_overflow_agree,

@@ -1,9 +1,10 @@
 /* The core alone, without families of ops, optimizations, pipelines, ranks, devices and kernels'
- * texts: a model's gradient, its plan on a CPU and on a GPU, and that of one rank of several. */
+ * texts: a model's gradient, its plan on a CPU and on a GPU, and that of one rank of several; and
+ * training steps of a session, on a device that interprets plans. */
 #include <math.h>
 #include <string.h>
 
-#include "runtime/compile.h"
+#include "runtime/exec/program.h"
 #include "runtime/graph/analysis.h"
 #include "runtime/graph/op_interface.h"
 #include "tests/test.h"
@@ -24,15 +25,15 @@ static ml_type type_of(ml_axis a, int64_t n, ml_axis b, int64_t m) {
 }
 
 /* loss = sum(tanh(x w)^2) */
-static void make(model *m) {
-    ml_graph *g = m->g = ml_graph_new();
+static void make(model *m, ml_graph *g) {
+    m->g = g;
     m->batch = ml_axis_named(g, "batch");
     m->in = ml_axis_named(g, "in"), m->out = ml_axis_named(g, "out");
     ml_input input = {"x", type_of(m->batch, BATCH, m->in, IN)};
     int64_t id = ml_graph_add_input(g, &input);
     ml_ref x = ml_graph_add(g, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
     ml_state state = {.name = "w", .type = type_of(m->in, IN, m->out, OUT)};
-    state.initial = ml_broadcast(g, ml_const(g, ML_F32, 0), &state.type);
+    state.initial = ml_broadcast(g, ml_const(g, ML_F32, 0.25), &state.type);
     id = ml_graph_add_state(g, &state);
     ml_ref w = ml_graph_add(g, ML_OP_STATE, NULL, 0, &id, 1, NULL);
     ml_ref y = ml_map1(g, ML_OP_TANH, ml_dot(g, x, w, &m->in, 1, ML_F32));
@@ -50,17 +51,25 @@ static void make(model *m) {
 typedef void model_body(model *m);
 static void with_model(model_body *body) {
     model m = {0};
-    make(&m);
+    make(&m, ml_graph_new());
     body(&m);
     ml_graph_free(m.g);
 }
 
-static double value(const model *m, ml_ref n, const double *w, int at) {
+static double sample(int i) {
+    return sin(1 + i);
+}
+
+static double *values(const model *m, ml_ref n, const double *w) {
     double x[BATCH * IN], *result;
-    for (int i = 0; i < BATCH * IN; i++) x[i] = sin(1 + i);
+    for (int i = 0; i < BATCH * IN; i++) x[i] = sample(i);
     const double *states[] = {w}, *inputs[] = {x};
     ml_reference(m->g, states, inputs, &n, 1, &result, false, ml_graph_arena(m->g));
-    return result[at];
+    return result;
+}
+
+static double value(const model *m, ml_ref n, const double *w, int at) {
+    return values(m, n, w)[at];
 }
 
 static void check_gradient(model *m) {
@@ -119,4 +128,32 @@ static void check_absent(model *m) {
 }
 TEST(core_alone, routines_are_absent) {
     with_model(check_absent);
+}
+
+/* Three steps of a session beside the same by the definition of each op. */
+static void check_steps(ml_session *session, model *m, ml_program *program) {
+    float x[BATCH * IN], loss, weights[WEIGHTS];
+    double w[WEIGHTS];
+    for (int i = 0; i < BATCH * IN; i++) x[i] = (float)sample(i);
+    for (int i = 0; i < WEIGHTS; i++) w[i] = 0.25;
+    for (int step = 0; step < 3; step++) {
+        CHECK_STATUS(ml_program_run(program, (const void *[]){x}, (void *[]){&loss}), ML_OK);
+        CHECK_NEAR(loss, value(m, m->loss, w, 0), 1e-5);
+        memcpy(w, values(m, m->updates[0].value, w), sizeof w);
+    }
+    CHECK_STATUS(ml_session_read_state(session, m->updates[0].state, weights), ML_OK);
+    for (int i = 0; i < WEIGHTS; i++) CHECK_NEAR(weights[i], w[i], 1e-5);
+}
+
+TEST(core_alone, training_steps) {
+    ml_session *session = NULL;
+    ml_program *program = NULL;
+    model m = {0};
+    REQUIRE(ml_session_new(&session) == ML_OK);
+    make(&m, ml_session_graph(session));
+    CHECK_STATUS(ml_program_new(session, &m.roots, &program), ML_OK);
+    CHECK(ml_program_plan(program)->arena_bytes > 0);
+    check_steps(session, &m, program);
+    ml_program_free(program);
+    ml_session_free(session);
 }
