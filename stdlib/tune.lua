@@ -6,6 +6,7 @@
 -- each result corrects the estimates of candidates that resemble it (tune_candidates.lua). With --measure the best are run.
 local core = require "mlua.core"
 local candidates = require "mlua.tune_candidates"
+local command = require "mlua.tune_command"
 
 local LIMIT = 9.0 -- seconds of the search
 local MORE = 3 -- so many times the limit more where nothing fits, or estimates say that what was found is poor
@@ -21,55 +22,53 @@ local started = core.time()
 
 -- The words that a candidate adds to a command, as one types them.
 local function candidate_words(c, facts)
-  local words, mesh, layout = {}, {}, {}
-  for _, axis in ipairs(facts.mesh_names) do
-    if c.mesh[axis] and c.mesh[axis] > 1 then mesh[#mesh + 1] = ("%s=%d"):format(axis, c.mesh[axis]) end
-  end
+  local words, mesh, layout = {}, command.mesh(c.mesh, facts.mesh_names), {}
   for _, pair in ipairs(c.layout) do layout[#layout + 1] = pair[1] .. "=" .. tostring(pair[2]) end
   if facts.settings.accum then words[#words + 1] = ("accum=%d"):format(c.accum) end
-  if #mesh > 0 then table.move({ "--mesh", table.concat(mesh, ",") }, 1, 2, #words + 1, words) end
+  if mesh then table.move({ "--mesh", mesh }, 1, 2, #words + 1, words) end
   if #layout > 0 then table.move({ "--layout", table.concat(layout, ",") }, 1, 2, #words + 1, words) end
+  if c.precision.name then table.move({ "--dtype", c.precision.name }, 1, 2, #words + 1, words) end
   return words
-end
-
--- What the user gave, without the script.
-local function given_words(with_device)
-  local words = {}
-  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
-  if options.global_batch > 0 then words[#words + 1] = ("batch=%d"):format(options.global_batch) end
-  if with_device and options.device_name then table.move({ "--device", options.device_name }, 1, 2, #words + 1, words) end
-  if options.dtype_name then table.move({ "--dtype", options.dtype_name }, 1, 2, #words + 1, words) end
-  return words
-end
-
-local function joined(...)
-  local out = {}
-  for _, words in ipairs { ... } do table.move(words, 1, #words, #out + 1, out) end
-  return out
-end
-
-local function check_words(more, memory)
-  local words = joined({ "check", options.script }, given_words(true), more, { "--json" })
-  if memory > 0 then table.move({ "--memory", tostring(memory) }, 1, 2, #words + 1, words) end
-  if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
-  return words
-end
-
--- The report of a check, also of one that does not fit; nil and the message where it has none.
-local function report_of(result)
-  if not result then return nil, "it was not done in time" end
-  local report = result.output ~= "" and core.json(result.output:match "[^\n]*") or nil
-  return report, result.errors
 end
 
 -- One GPU -------------------------------------------------------------------------------------------------------------------
 
 local ENOUGH = 1e8 -- GiB: nothing is recomputed
 
+-- The dtypes to choose from: those of --precision; else that of --dtype or the default alone, without a name. f16 is no faster than bf16.
+local function precisions()
+  local gpu = core.device().name ~= "cpu"
+  local any = gpu and { "bf16", "fp8" } or { "f32", "bf16" }
+  local list = options.precision == "any" and any or command.precisions(gpu and { "bf16", "fp8", "f16", "f32" } or { "f32", "bf16", "f16" }, "dtype")
+  if list and options.dtype_name then core.fail "--dtype is one precision, and --precision has it searched" end
+  local out = {}
+  for i, name in ipairs(list or { false }) do out[i] = { name = name or nil } end
+  return out
+end
+
+-- Of the precisions those that can be planned, with the seconds of a step on one GPU; and the report of the first of them.
+local function one_gpu(list, results)
+  local served, first, problem = {}, nil, nil
+  for i, precision in ipairs(list) do
+    local report, errors = command.report(results[i])
+    if report then
+      local wide = precision.name == "f32" or not precision.name and not report.device:find "NVIDIA"
+      precision.seconds, precision.bytes = report.predicted and report.predicted.seconds, wide and 4 or 2
+      served[#served + 1], first = precision, first or report
+    else
+      problem = problem or errors
+    end
+  end
+  return served, first, problem
+end
+
 -- What the script computes on one GPU, and how many layers it has.
 local function read_facts()
-  local results = core.run_program({ check_words({}, ENOUGH), check_words({ "--mesh", "pp=2" }, ENOUGH) }, options.processors, 600)
-  local report, errors = report_of(results[1])
+  local wanted, words = precisions(), {}
+  for i, precision in ipairs(wanted) do words[i] = command.check(precision.name and { "--dtype", precision.name } or {}, ENOUGH) end
+  words[#words + 1] = command.check({ "--mesh", "pp=2" }, ENOUGH)
+  local results = core.run_program(words, options.processors, 600)
+  local served, report, errors = one_gpu(wanted, results)
   if not report then
     io.stderr:write(errors)
     core.fail "the script cannot be planned on one GPU, from which the search begins"
@@ -85,7 +84,7 @@ local function read_facts()
     })
   end
   if options.global_batch > 0 and not report.settings.batch then core.fail "--batch: the script has no setting batch" end
-  local staged = report_of(results[2])
+  local staged = command.report(results[#words])
   local names = {}
   for _, axis in ipairs { "pp", "dp", "ep", "cp", "tp" } do
     if report.mesh[axis] then names[#names + 1] = axis end
@@ -102,7 +101,7 @@ local function read_facts()
   return {
     axes = report.axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = staged and staged.layers or 1,
     parameters = report.parameters, tokens = report.tokens, predicted = report.predicted, gpus = options.gpus,
-    hosts = options.hosts, bytes = report.device:find "NVIDIA" and 2 or 4, memory = core.device().memory_bytes,
+    hosts = options.hosts, memory = core.device().memory_bytes, precisions = served,
   }
 end
 
@@ -110,7 +109,7 @@ end
 
 -- A candidate's result, from the report of its check.
 local function note(c, result)
-  local report, errors = report_of(result)
+  local report, errors = command.report(result)
   c.done = true
   if not report or not report.predicted then
     c.failed = (errors or ""):match "[^\n]*"
@@ -128,6 +127,20 @@ local function best_of(list)
   return best
 end
 
+-- Plan a batch of candidates; how many were.
+local function plan(batch, facts, seconds)
+  local words, planned = {}, 0
+  for i, c in ipairs(batch) do words[i] = command.check(candidate_words(c, facts), options.memory) end
+  local results = core.run_program(words, options.processors, seconds)
+  for i, c in ipairs(batch) do
+    if results[i] then
+      note(c, results[i])
+      planned = planned + 1
+    end
+  end
+  return planned
+end
+
 local function search(facts, list)
   local planned, idle = 0, 0
   local jobs = options.processors
@@ -137,19 +150,13 @@ local function search(facts, list)
     local best, batch = best_of(list), candidates.next(list, 2 * jobs, best_of(list))
     if best and left <= 0 and batch[1] and batch[1].score < POOR * best.seconds then left = left + MORE * limit end
     if #batch == 0 or left <= (best and 0 or -MORE * limit) then break end
-    local words = {}
-    for i, c in ipairs(batch) do words[i] = check_words(candidate_words(c, facts), options.memory) end
-    local results = core.run_program(words, jobs, best and left or 600)
-    for i, c in ipairs(batch) do
-      if results[i] then
-        note(c, results[i])
-        planned = planned + 1
-      end
-    end
+    planned = planned + plan(batch, facts, best and left or 600)
     candidates.learn(list, facts.memory)
     idle = best and best_of(list) == best and idle + 1 or 0
   end
-  return planned
+  local best = best_of(list)
+  local others = best and candidates.counterparts(list, best) or {}
+  return #others > 0 and planned + plan(others, facts, 600) or planned
 end
 
 -- Measuring -----------------------------------------------------------------------------------------------------------------
@@ -161,7 +168,7 @@ end
 
 -- Tokens a second of a candidate that runs here, the median of its last steps; nil and the reason where it does not run.
 local function measure(c, facts)
-  local words = joined({ "run", options.script }, given_words(true), candidate_words(c, facts), { "--json", "--quiet" })
+  local words = command.joined({ "run", options.script }, command.given(true), candidate_words(c, facts), { "--json", "--quiet" })
   if facts.gpus > 1 then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
   if facts.settings.steps then words[#words + 1] = ("steps=%d"):format(MEASURED.steps) end
   if facts.settings.sample then words[#words + 1] = "sample=0" end
@@ -194,14 +201,11 @@ end
 
 -- Output --------------------------------------------------------------------------------------------------------------------
 
-local function command(c, facts)
-  local words = joined({ "mlua", "run", options.script }, given_words(options.device_name == "cpu"), candidate_words(c, facts))
+local function run_command(c, facts)
+  local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu"), candidate_words(c, facts))
   local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
   if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
-  for i, word in ipairs(words) do
-    if word:find "[^%w_./=,:%-]" then words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
-  end
-  return table.concat(words, " ")
+  return command.text(words)
 end
 
 -- Shares of a step, in seconds.
@@ -224,26 +228,36 @@ local function reason(c, best)
   return ("%.1f %% slower, most of it %s: %.4g ms a step, %.4g of the best"):format(100 * (c.seconds / best.seconds - 1), worst[1], 1e3 * worst[3], 1e3 * worst[4])
 end
 
+-- Which are printed: the best ones, and of each further precision the best.
+local function shown(ranked)
+  local places, seen = {}, {}
+  for i, c in ipairs(ranked) do
+    if i <= SHOWN or not seen[c.precision] then places[#places + 1] = i end
+    seen[c.precision] = true
+  end
+  return places
+end
+
 local function print_text(facts, ranked, planned, all)
-  for i = 1, math.min(SHOWN, #ranked) do
+  for _, i in ipairs(shown(ranked)) do
     local c = ranked[i]
     local p = c.predicted
-    io.write(("%d  %.0f tokens/s%s, %.1f ms a step%s, memory %.1f GiB, bubble %.1f %%, exposed communication %.1f %%\n"):format(
-      i, c.tokens_per_s, c.measured and (" (measured %.0f)"):format(c.measured) or "", 1e3 * c.seconds,
+    io.write(("%d  %.0f tokens/s%s%s, %.1f ms a step%s, memory %.1f GiB, bubble %.1f %%, exposed communication %.1f %%\n"):format(
+      i, c.tokens_per_s, c.measured and (" (measured %.0f)"):format(c.measured) or "", c.precision.name and ", " .. c.precision.name or "", 1e3 * c.seconds,
       p.mfu > 0 and (", MFU %.1f %%"):format(100 * p.mfu) or "", c.memory / 2 ^ 30, 100 * p.bubble, 100 * p.exposed))
     if i > 1 then io.write("   ", reason(c, ranked[1]), "\n") end
-    io.write("   ", command(c, facts), "\n")
+    io.write("   ", run_command(c, facts), "\n")
   end
   io.write(("%d layouts, %d of them planned, in %.1f s; predicted %s\n"):format(all, planned, core.time() - started, facts.predicted.rates))
 end
 
 local function print_json(facts, ranked, planned, all)
   local out = { layouts = all, planned = planned, seconds = core.time() - started, rates = facts.predicted.rates, best = core.list {} }
-  for i = 1, math.min(SHOWN, #ranked) do
+  for place, i in ipairs(shown(ranked)) do
     local c = ranked[i]
-    out.best[i] = {
-      command = command(c, facts), tokens_per_s = c.tokens_per_s, seconds = c.seconds, memory_bytes = c.memory, bubble = c.predicted.bubble,
-      exposed = c.predicted.exposed, mfu = c.predicted.mfu, measured = c.measured, slower = i > 1 and reason(c, ranked[1]) or nil,
+    out.best[place] = {
+      command = run_command(c, facts), tokens_per_s = c.tokens_per_s, seconds = c.seconds, memory_bytes = c.memory, bubble = c.predicted.bubble,
+      exposed = c.predicted.exposed, mfu = c.predicted.mfu, measured = c.measured, dtype = c.precision.name, slower = i > 1 and reason(c, ranked[1]) or nil,
     }
   end
   io.write(core.to_json(out), "\n")

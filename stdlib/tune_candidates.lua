@@ -41,14 +41,14 @@ end
 local function estimate(facts, c)
   local mesh, axes, o = c.mesh, facts.axes, c.options
   local pp, dp, ep, cp, tp = mesh.pp or 1, mesh.dp or 1, mesh.ep or 1, mesh.cp or 1, mesh.tp or 1
-  local work = facts.predicted.seconds / facts.gpus
+  local work = c.precision.seconds / facts.gpus
   local layers, embed = facts.layers / pp, axes.embed or 1
-  local act = facts.tokens / (dp * ep * cp) * embed * facts.bytes
+  local act = facts.tokens / (dp * ep * cp) * embed * c.precision.bytes
   local weights = facts.parameters / (tp * pp) / (axes.experts and ep or 1)
   local hidden = pp > 1 and 0.1 or 0.7 -- share
   local exposed = 0
   -- Each microbatch reads the weights twice and adds to the sums of their gradients in f32; and launches its kernels.
-  work = work + (c.accum - 1) * (weights * (2 * facts.bytes + 8) / facts.predicted.memory_bytes + layers * LAUNCHES)
+  work = work + (c.accum - 1) * (weights * (2 * c.precision.bytes + 8) / facts.predicted.memory_bytes + layers * LAUNCHES)
   if tp > 1 then exposed = exposed + (1 - hidden) * 9 * layers * act * (tp - 1) / tp / link(facts, mesh, "tp") end
   if cp > 1 then
     local keys = act * (axes.kv_heads and axes.heads and axes.kv_heads / axes.heads or 1)
@@ -57,9 +57,9 @@ local function estimate(facts, c)
   end
   if ep > 1 then exposed = exposed + (1 - hidden) * 8 * layers * act * (ep - 1) / ep / link(facts, mesh, "ep") end
   if dp * cp > 1 then
-    local sums = weights * (o.preset == "fsdp" and o.reshard and 8 + facts.bytes or 8) * (dp - 1) / dp / link(facts, mesh, "dp")
+    local sums = weights * (o.preset == "fsdp" and o.reshard and 8 + c.precision.bytes or 8) * (dp - 1) / dp / link(facts, mesh, "dp")
     if cp > 1 then sums = sums + weights * 8 * (cp - 1) / cp / link(facts, mesh, "cp") end
-    if o.preset == "fsdp" then sums = sums + weights * facts.bytes * (c.accum - 1) * (o.reshard == false and 1 or 2) / link(facts, mesh, "dp") end
+    if o.preset == "fsdp" then sums = sums + weights * c.precision.bytes * (c.accum - 1) * (o.reshard == false and 1 or 2) / link(facts, mesh, "dp") end
     sums = sums / BESIDE
     exposed = exposed + ((pp > 1 or c.accum > 1) and sums or math.max(0, sums - BESIDE * work))
   end
@@ -78,7 +78,7 @@ local function least_memory(facts, c)
   if pp > 1 or c.accum > 1 then states = states + 4 * weights / (o.preset == "fsdp" and dp or 1) end
   local tokens = facts.tokens / (dp * ep * cp * c.accum)
   local open = pp > 1 and math.min(pp, c.accum) or 1
-  return states + facts.layers / pp * tokens * (axes.embed or 1) * facts.bytes * open / (o.sp and tp or 1)
+  return states + facts.layers / pp * tokens * (axes.embed or 1) * c.precision.bytes * open / (o.sp and tp or 1)
 end
 
 -- All of them ---------------------------------------------------------------------------------------------------------------
@@ -178,12 +178,14 @@ function candidates.all(facts)
       for _, accum in ipairs(accumulations(facts, sizes, values)) do
         local layout = table.move(pairs_of, 1, #pairs_of, 1, {})
         if sizes.pp > 1 and not facts.settings.accum then layout[#layout + 1] = { "microbatches", accum } end
-        local c = { mesh = sizes, layout = layout, options = values, accum = accum }
-        c.least = least_memory(facts, c)
-        if c.least <= facts.memory then
-          c.estimate = estimate(facts, c)
-          c.score = c.estimate
-          list[#list + 1] = c
+        for _, precision in ipairs(facts.precisions) do
+          local c = { mesh = sizes, layout = layout, options = values, accum = accum, precision = precision }
+          c.least = least_memory(facts, c)
+          if c.least <= facts.memory then
+            c.estimate = estimate(facts, c)
+            c.score = c.estimate
+            list[#list + 1] = c
+          end
         end
       end
     end)
@@ -207,6 +209,7 @@ local function resemblance(a, b)
   for _, name in ipairs { "preset", "zero", "reshard", "sp", "context", "exchange", "schedule", "chunks" } do
     if a.options[name] == b.options[name] then weight = weight * 2 end
   end
+  if a.precision == b.precision then weight = weight * RESEMBLES end
   return a.accum == b.accum and weight * RESEMBLES or weight
 end
 
@@ -253,7 +256,7 @@ function candidates.next(list, count, best)
     end)
   end
   sort_by(best and "score" or "least")
-  local function mesh_of(c) return table.concat({ c.mesh.pp, c.mesh.dp, c.mesh.ep, c.mesh.cp, c.mesh.tp }, " ") end
+  local function mesh_of(c) return table.concat({ c.mesh.pp, c.mesh.dp, c.mesh.ep, c.mesh.cp, c.mesh.tp, c.precision.name }, " ") end
   for _, c in ipairs(rest) do
     if #out < count // 2 and not seen[mesh_of(c)] then
       seen[mesh_of(c)] = true
@@ -265,6 +268,16 @@ function candidates.next(list, count, best)
   for _, c in ipairs(rest) do
     if #out < count and not c.taken then out[#out + 1] = c end
     c.taken = nil
+  end
+  return out
+end
+
+---The best layout in the other precisions, where that was not planned.
+---@return table[]
+function candidates.counterparts(list, best)
+  local out = {}
+  for _, c in ipairs(list) do
+    if c.layout == best.layout and c ~= best and not c.done then out[#out + 1] = c end
   end
   return out
 end

@@ -56,6 +56,7 @@ typedef struct {
     int64_t global_batch; /* --batch of tune; 0: the script's */
     int64_t within;       /* of tune: seconds of its search; 0: not given */
     int64_t tries;        /* of tune: candidates that --measure runs */
+    const char *precision; /* of tune: "any", or names; NULL: not given */
     bool measure;
     int64_t ranks;       /* -n; 0: not given */
     ml_comm *comm;       /* with the other ranks; NULL: one process */

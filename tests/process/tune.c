@@ -75,6 +75,22 @@ PROCESS_TEST(tune_prints_a_command) {
     CHECK(again > 0.999999 * found && again < 1.000001 * found);
 }
 
+/* Searched, a precision is part of the command; the best layout is shown in each. */
+PROCESS_TEST(tune_chooses_precision) {
+    process_result r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/gpt.lua\" layers=2 embed=4096 heads=32 vocab=512 seq=512 sample=0 "
+        "--batch 16 --gpus 1 --device h200 --precision any --json --within 1");
+    char *command = quoted(room, r.output, "\"command\":\"mlua run ");
+    process_expect(&r, "\"dtype\":\"fp8\"");
+    process_expect(&r, "\"dtype\":\"bf16\"");
+    CHECK(strstr(command, " --dtype fp8") != NULL);
+    double found = process_number(r.output, "\"tokens_per_s\":");
+    r = process_run(room, 0, "", "check %s --json --device h200", command);
+    double again = process_number(strstr(r.output, "\"predicted\":"), "\"tokens_per_s\":");
+    CHECK(again > 0.999999 * found && again < 1.000001 * found);
+}
+
 /* Less memory, another layout; and where nothing fits, the least. */
 PROCESS_TEST(tune_fits_memory) {
     const char *const large = "\"$ROOT/models/gpt.lua\" preset=gpt-1.3b";
@@ -93,6 +109,11 @@ PROCESS_TEST(tune_errors) {
     process_expect(&r, "cannot open nothing.lua");
     r = process_run(room, 2, "", "tune %s --gpus 2 --tries 3", MODEL);
     process_expect(&r, "--tries says how many --measure runs");
+    r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision bf16,bf17", MODEL);
+    process_expect(&r, "--precision: there is no dtype \"bf17\" here");
+    r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision any --dtype f16",
+                    MODEL);
+    process_expect(&r, "--dtype is one precision, and --precision has it searched");
     process_write(
         room, "plain.lua",
         "local m = require 'mlua'\n"

@@ -81,6 +81,7 @@ static void push_tune(lua_State *L, const vm_options *o) {
     vm_set_integer(L, "within", o->within);
     vm_set_number(L, "memory", o->memory);
     vm_set_boolean(L, "measure", o->measure);
+    vm_set_string(L, "precision", o->precision);
     vm_set_integer(L, "processors", sysconf(_SC_NPROCESSORS_ONLN));
     push_joined(L, "mesh_text", o->mesh, o->mesh_count);
     push_joined(L, "layout_text", o->layout, o->layout_count);

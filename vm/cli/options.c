@@ -200,6 +200,8 @@ static const option option_table[] = {
      "hosts that the ranks are on (default: 8 on each)"},
     {"--batch", "N", COUNT(global_batch, 1), FOR_TUNE,
      "samples of a step, of all ranks (default: the script's)"},
+    {"--precision", "any|A,B", TEXT(precision), FOR_TUNE,
+     "dtypes to choose from: any (bf16 and fp8 on a GPU), or those named; default: --dtype alone"},
     {"--within", "SECONDS", COUNT(within, 1), FOR_TUNE,
      "how long to plan layouts (default 9); at least some are planned"},
     {"--measure", NULL, FLAG(measure), FOR_TUNE,

@@ -1,0 +1,89 @@
+-- Words of commands and reports of checks, for the searches of `mlua tune` (tune.lua).
+local core = require "mlua.core"
+
+local command = {}
+
+---@param ... string[]
+---@return string[] all of them
+function command.joined(...)
+  local out = {}
+  for _, words in ipairs { ... } do table.move(words, 1, #words, #out + 1, out) end
+  return out
+end
+
+---The sizes of a mesh as --mesh takes them, in the order of `names`; nil where all are 1.
+---@param mesh table<string, integer>
+---@param names string[]
+---@return string?
+function command.mesh(mesh, names)
+  local sizes = {}
+  for _, axis in ipairs(names) do
+    if mesh[axis] and mesh[axis] > 1 then sizes[#sizes + 1] = ("%s=%d"):format(axis, mesh[axis]) end
+  end
+  return #sizes > 0 and table.concat(sizes, ",") or nil
+end
+
+---What the user gave of settings, device and dtype, without the script.
+---@param with_device boolean
+---@return string[]
+function command.given(with_device)
+  local options, words = core.options(), {}
+  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
+  if options.global_batch > 0 then words[#words + 1] = ("batch=%d"):format(options.global_batch) end
+  if with_device and options.device_name then table.move({ "--device", options.device_name }, 1, 2, #words + 1, words) end
+  if options.dtype_name then table.move({ "--dtype", options.dtype_name }, 1, 2, #words + 1, words) end
+  return words
+end
+
+---The words of a check that reports as JSON.
+---@param more string[]
+---@param memory number GiB; 0: what the device has
+---@return string[]
+function command.check(more, memory)
+  local options = core.options()
+  local words = command.joined({ "check", options.script }, command.given(true), more, { "--json" })
+  if memory > 0 then table.move({ "--memory", tostring(memory) }, 1, 2, #words + 1, words) end
+  if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
+  return words
+end
+
+---The report of a check, also of one that does not fit; nil and the message where it has none.
+---@param result? {output: string, errors: string}
+---@return table?
+---@return string? errors
+function command.report(result)
+  if not result then return nil, "it was not done in time" end
+  local report = result.output ~= "" and core.json(result.output:match "[^\n]*") or nil
+  return report, result.errors
+end
+
+---Words as a shell takes them.
+---@param words string[]
+---@return string
+function command.text(words)
+  local out = {}
+  for i, word in ipairs(words) do out[i] = word:find "[^%w_./=,:%-]" and "'" .. word:gsub("'", "'\\''") .. "'" or word end
+  return table.concat(out, " ")
+end
+
+---The names of --precision; nil: not given. An error where one is not of `known`.
+---@param known string[]
+---@param what string
+---@return string[]?
+function command.precisions(known, what)
+  local text, names = core.options().precision, {}
+  if not text then return nil end
+  if text == "any" then return known end
+  for name in text:gmatch "[^,]+" do
+    local found = false
+    for _, one in ipairs(known) do found = found or one == name end
+    if not found then
+      core.fail(("--precision: there is no %s %q here"):format(what, name), { help = "any, or of " .. table.concat(known, ", ") .. " those to choose from" })
+    end
+    names[#names + 1] = name
+  end
+  if #names == 0 then core.fail "--precision names nothing" end
+  return names
+end
+
+return command
