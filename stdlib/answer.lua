@@ -97,6 +97,10 @@ end
 
 -- Text that may be shown of what is held and `piece`.
 local function release(self, piece, last)
+  if self.stops.texts[1] == nil then
+    if piece ~= "" then self.parts[#self.parts + 1] = piece end
+    return piece
+  end
   local text = self.held .. piece
   local at = first_stop(text, self.stops.texts)
   if at then

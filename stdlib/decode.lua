@@ -18,15 +18,16 @@
 -- Fields of a sequence: `ids` (prompt, then answer; not to be written), `prompt` (how many of them are the prompt's), `ready` (the prompt is
 -- read: each further step gives a token), `asked` (temperature, ...: sampling.lua).
 --
---   d:prepare(list, n)  compile now what steps of n sequences need (default: of 1 and of all slots) that ask for these (a list of tables of
---                       options; nil: greedy), and load the weights of --from
+--   d:prepare(list, n, longest)  compile now what steps of n sequences need (default: of 1 and of all slots) that ask for these (a list of tables of
+--                       options; nil: greedy), and what reads prompts of up to `longest` tokens, and load the weights of --from
 --   d:open(ids, asked)  a prompt of 1 to context - 1 ids; asked = {temperature=, top_k=, top_p=, min_p=, repetition_penalty=, presence_penalty=,
 --                       frequency_penalty=, seed=, logprobs=}, checked before by sampling.parameters (nil, problem), by which defaults are filled
 --                       in too; asked.prompt: how many of the ids are the prompt's where the rest was answered before (a sequence that gave its
 --                       place to another one continues with the same draws and penalties); asked.given: the elements of the inputs that the prompt gives
 --   d:fork(s, asked)    another sequence of the same prompt, which is read once where that is possible; nil, why
 --   d:start(list)       a step of these open sequences begins: each that is ready gets a token; of the others up to `chunk` tokens of prompts
---                       are read, first come first. None that is full. The host is free while the device works.
+--                       are read, first come first. None that is full. The host is free while the device works on tokens; prompts are read
+--                       after them, in finish.
 --   d:finish()          its results in the order of the list. A sequence that was closed since start gives false.
 --   d:step(list)        both
 --   d:close(s)          at any time, also between start and finish
@@ -59,7 +60,7 @@ function Sequence:full() return #self.ids >= self.decoder.context end
 function Decoder.new(model, o)
   local self = setmetatable({
     model = model, seq = o.seq, context = math.min(o.context or o.seq.size, o.seq.size), slots = o.slots or 1, chunk = o.chunk or Cache.CHUNK,
-    increment = o.increment ~= false, logits = o.logits, invariant = o.invariant or core.options().batch_invariant or false, given = o.given or {}, programs = {}, needs = { filter = 0 }, open_count = 0,
+    increment = o.increment ~= false, logits = o.logits, invariant = o.invariant or core.options().batch_invariant or false, given = o.given or {}, programs = {}, scores = {}, needs = { filter = 0 }, open_count = 0,
     weights = FORMATS[o.weights],
   }, Decoder)
   if o.weights ~= nil and not self.weights then core.fail("weights are held as int8 or fp8, not " .. m.shown(o.weights)) end
@@ -78,11 +79,22 @@ local function rows_for(self, count)
   return math.min(rows, self.slots)
 end
 
--- A sequence asks for more than others before: programs that serve less are not used again.
-local function widen(self, asked)
-  local before = sampling.key(self.needs)
-  sampling.widen(self.needs, asked)
-  if sampling.key(self.needs) ~= before then self.programs = {} end
+-- The program of this shape, of those that there are, that does the least of what the sequences of a list ask for (without a list: of all
+-- that was asked for so far, self.needs): each was made for all that was asked for by then, so the first that serves them.
+local function made(self, shape, list)
+  local needs = list and not self.invariant and { filter = 0 } or self.needs
+  if needs ~= self.needs then
+    for _, s in ipairs(list) do sampling.widen(needs, s.asked) end
+  end
+  for _, program in ipairs(self.programs[shape] or {}) do
+    if sampling.serves(program.needs, needs) then return program end
+  end
+end
+
+local function keep(self, shape, program)
+  self.programs[shape] = self.programs[shape] or {}
+  table.insert(self.programs[shape], program)
+  return program
 end
 
 local function check_logits(logits, batch, seq)
@@ -145,9 +157,10 @@ local function copy(needs)
 end
 
 -- The program of the whole window that continues `rows` sequences, with its host arrays.
-local function whole_program(self, rows)
-  local key = rows .. sampling.key(self.needs)
-  if self.programs[key] then return self.programs[key] end
+local function whole_program(self, rows, list)
+  local shape = "whole " .. rows
+  local known = made(self, shape, list)
+  if known then return known end
   local batch, needs = core.axis(self.batch_name, rows), copy(self.needs)
   local inputs = { tokens = { batch, self.seq, dtype = "i32" }, position = { batch, dtype = "i32" } }
   sampling.add_inputs(inputs, needs, batch)
@@ -167,11 +180,10 @@ local function whole_program(self, rows)
     local name, axes = given_input(one, batch)
     gives[name] = core.host(one.dtype, table.unpack(sizes_of(axes)))
   end
-  local program = {
-    run = run, rows = rows, settings = hosts, given = gives, tokens = core.host("i32", rows, self.seq.size), position = core.host("i32", rows), owners = {}, written = {},
-  }
-  self.programs[key] = program
-  return program
+  return keep(self, shape, {
+    run = run, needs = needs, rows = rows, settings = hosts, given = gives, tokens = core.host("i32", rows, self.seq.size), position = core.host("i32", rows), owners = {},
+    written = {},
+  })
 end
 
 -- The program that computes into a slot what depends on what its prompt gives.
@@ -216,9 +228,10 @@ local function traced(self)
 end
 
 -- The program that reads up to `new` tokens of each of `rows` sequences and gives the next one, with its host arrays.
-local function increment_program(self, rows, new)
-  local key = ("%d x %d %s"):format(rows, new, sampling.key(self.needs))
-  if self.programs[key] then return self.programs[key] end
+local function increment_program(self, rows, new, list)
+  local shape = rows .. " x " .. new
+  local known = made(self, shape, list)
+  if known then return known end
   local row, positions, needs = core.axis("row", rows), core.axis("new", new), copy(self.needs)
   local history = core.axis("history", self.context)
   local inputs = self.cache:inputs(row, positions)
@@ -229,21 +242,20 @@ local function increment_program(self, rows, new)
     return sampling.outputs(logits, i, needs, row, history, self.logits)
   end, inputs, { name = new == 1 and "step" or "prefill", often = true })
   load_weights(self)
-  local program = {
-    run = run, rows = rows, new = new, hosts = self.cache:hosts(rows, new), settings = sampling.hosts(needs, rows), owners = {}, written = {},
+  return keep(self, shape, {
+    run = run, needs = needs, rows = rows, new = new, hosts = self.cache:hosts(rows, new), settings = sampling.hosts(needs, rows), fed = {}, owners = {}, written = {},
     history = needs.penalty and core.host("i32", rows, self.context) or nil,
-  }
-  self.programs[key] = program
-  return program
+  })
 end
 
 -- What is refused for looking ahead is an error. A model that may be causal runs its whole program for each token: runtime/increment
 -- says so of it in these words.
 local UNKNOWN = "has no increment yet"
 
-local function step_program(self, count, new)
+local function step_program(self, count, new, list)
+  local rows = new > 1 and self.invariant and 1 or rows_for(self, count)
   if self.increment and not self.derived then
-    local ok, problem = pcall(increment_program, self, new > 1 and self.invariant and 1 or rows_for(self, count), new)
+    local ok, problem = pcall(increment_program, self, rows, new)
     if not ok then
       local text = tostring(problem)
       if not text:find(UNKNOWN, 1, true) then error(problem, 0) end
@@ -255,18 +267,35 @@ local function step_program(self, count, new)
     end
     self.derived = true
   end
-  if self.increment then return increment_program(self, new > 1 and self.invariant and 1 or rows_for(self, count), new) end
-  return whole_program(self, rows_for(self, count))
+  if self.increment then return increment_program(self, rows, new, list) end
+  return whole_program(self, rows_for(self, count), list)
+end
+
+local LENGTHS = { 16, 64, 256, 512, 1024, 2048, 4096 } -- of chunks: the least that serves, or d.chunk
+
+-- How many tokens of each prompt a step reads at most where the first has `longest` left, and of how many prompts.
+local function chunk_for(self, longest)
+  local new, rows = self.chunk, 1
+  for i = #LENGTHS, 1, -1 do
+    if longest <= LENGTHS[i] and LENGTHS[i] < new then new = LENGTHS[i] end
+  end
+  while 4 * rows * new <= self.chunk and not self.invariant do rows = 4 * rows end
+  return new, rows
 end
 
 ---Compile now what steps need of `count` sequences that ask for these (default: of one and of all slots), and what reads their prompts.
 ---@param asked? table[]
 ---@param count? integer
-function Decoder:prepare(asked, count)
-  for _, p in ipairs(asked or { { temperature = 0 } }) do widen(self, sampling.parameters(p)) end
+---@param longest? integer tokens of the longest prompt
+function Decoder:prepare(asked, count, longest)
+  for _, p in ipairs(asked or { { temperature = 0 } }) do sampling.widen(self.needs, sampling.parameters(p)) end
   step_program(self, count or 1, 1)
   if not count and self.slots > 1 then step_program(self, self.slots, 1) end
-  if not count and self.increment then increment_program(self, 1, self.chunk) end
+  if not count then longest = self.chunk end
+  if longest and self.increment then
+    local new, rows = chunk_for(self, longest)
+    increment_program(self, count and rows_for(self, math.min(rows, count)) or 1, new)
+  end
   if not count and self.increment and #self.given > 0 then give_program(self) end
 end
 
@@ -295,7 +324,7 @@ local function open(self, ids, asked, like)
     if #self.given > 0 then give(self, s, like) end
   end
   self.open_count = self.open_count + 1
-  widen(self, p)
+  sampling.widen(self.needs, p)
   return s
 end
 
@@ -356,7 +385,7 @@ local function write_row(self, program, i, s)
     for j, value in ipairs(elements) do program.given[name][(i - 1) * #elements + j] = value end
   end
   program.owners[i], program.written[i], program.position[i] = s, n, n - 1
-  sampling.feed(program.settings, i, s.asked, s.prompt, n, n - s.prompt + 1)
+  sampling.feed(program.settings, i, s.asked, s.prompt, n, done > 0)
 end
 
 local function all_inputs(program, others)
@@ -374,17 +403,20 @@ end
 
 -- Begin a program of increments for sequences of which the next counts[i] tokens are read.
 local function begin(self, list, counts, new)
-  local program = step_program(self, #list, new)
-  self.cache:feed(program.hosts, list, counts, new)
+  local program = step_program(self, #list, new, list)
+  local rows = self.cache:rows(program.rows, list)
+  local fed = program.fed
+  for i, s in ipairs(list) do
+    local row = rows[i]
+    sampling.feed(program.settings, row, s.asked, s.prompt, #s.ids, fed[row] ~= nil and fed[row].sequence == s)
+    if program.history then write_history(self, program, row, s) end
+  end
+  self.cache:feed(program.hosts, list, rows, counts, new, fed)
   local feed = {}
   for name, host in pairs(program.hosts) do feed[name] = host end
-  for i, s in ipairs(list) do
-    sampling.feed(program.settings, i, s.asked, s.prompt, #s.ids, #s.ids - s.prompt + 1)
-    if program.history then write_history(self, program, i, s) end
-  end
   feed.history = program.history
   program.run:start(all_inputs(program, feed))
-  return { run = program.run, list = list, counts = counts }
+  return { run = program.run, list = list, rows = rows, counts = counts }
 end
 
 local function top_of(out, i, count)
@@ -394,76 +426,81 @@ local function top_of(out, i, count)
   return list
 end
 
--- Row i of a program has this result for sequence s.
-local function take(out, i, s)
-  local id, logprob = out.id[i], out.logprob[i]
+-- Row i of a program has this result for sequence s, of `length` tokens.
+local function take(out, i, s, length)
+  local id, logprob, asked = out.id[i], out.logprob[i], s.asked.logprobs
   if logprob ~= logprob then core.fail("the model's logits are not finite: nothing can be drawn of them") end
-  s.ids[#s.ids + 1] = id
-  return { id = id, logprob = logprob, top = s.asked.logprobs > 0 and top_of(out, i, s.asked.logprobs) or nil }
+  s.ids[length + 1] = id
+  return { id = id, logprob = logprob, top = asked > 0 and top_of(out, i, asked) or nil }
 end
 
 -- The results of a running program by sequence.
 local function collect(running, results)
-  local out = running.run:finish()
+  local out, rows, counts = running.run:finish(), running.rows, running.counts
   for i, s in ipairs(running.list) do
     if not s.closed then
-      if running.counts then s.cached = s.cached + running.counts[i] end
-      if not s.cached or s.cached == #s.ids then
-        results[s] = take(out, i, s)
-        s.ready = true
+      local length = #s.ids
+      if counts then s.cached = s.cached + counts[i] end
+      if not counts or s.cached == length then
+        results[s], s.ready = take(out, rows and rows[i] or i, s, length), true
       end
     end
   end
 end
 
-local LENGTHS = { 16, 64, 256, 512, 1024, 2048, 4096 } -- of chunks: the least that serves, or d.chunk
-
 -- Read up to `chunk` tokens of the prompts of a list, first come first.
-local function prefill(self, list, results)
+local function prefill(self, list)
   local function left(s) return (self.invariant and s.prompt or #s.ids) - s.cached end
-  local longest, new, chosen, counts = left(list[1]), self.chunk, {}, {}
-  for i = #LENGTHS, 1, -1 do
-    if longest <= LENGTHS[i] and LENGTHS[i] < new then new = LENGTHS[i] end
-  end
-  local most = 1 -- rows of a program that reads no more than a chunk
-  while 4 * most * new <= self.chunk and not self.invariant do most = 4 * most end
+  local chosen, counts, new, most = {}, {}, chunk_for(self, left(list[1]))
   for i = 1, math.min(most, #list) do chosen[i], counts[i] = list[i], math.min(new, left(list[i])) end
-  collect(begin(self, chosen, counts, new), results)
+  return begin(self, chosen, counts, new)
+end
+
+-- Begin to read the prompts of a step, once: of those that are open yet.
+local function read_prompts(self, running)
+  local open = {}
+  for _, s in ipairs(running.reading) do
+    if not s.closed then open[#open + 1] = s end
+  end
+  running.reading = {}
+  return #open > 0 and prefill(self, open) or nil
 end
 
 ---A step begins.
 ---@param list table[] open sequences, none of them full
 function Decoder:start(list)
   assert(not self.running, "a step is running")
-  local running = { list = table.move(list, 1, #list, 1, {}), results = {} }
+  local running = { list = table.move(list, 1, #list, 1, {}), reading = {} }
   if self.increment then
-    local ready, reading, counts = {}, {}, {}
+    local ready, counts = {}, {}
     for _, s in ipairs(list) do
       if s.ready or self.invariant and s.cached >= s.prompt then
         ready[#ready + 1], counts[#ready + 1] = s, 1
       else
-        reading[#reading + 1] = s
+        running.reading[#running.reading + 1] = s
       end
     end
-    if #reading > 0 then prefill(self, reading, running.results) end
     if #ready > 0 then running.step = begin(self, ready, counts, 1) end
   elseif #list > 0 then
-    local program = whole_program(self, rows_for(self, #list))
+    local program = whole_program(self, rows_for(self, #list), list)
     for i, s in ipairs(list) do write_row(self, program, i, s) end
     program.run:start(all_inputs(program, { tokens = program.tokens, position = program.position }))
     running.step = { run = program.run, list = running.list }
   end
+  if not running.step then running.step = read_prompts(self, running) end
   self.running = running
 end
 
 ---The results of the step that was started.
 ---@return (table|false)[]
 function Decoder:finish()
-  local running, results = self.running, {}
+  local running, results, list = self.running, {}, {}
   self.running = nil
-  if running.step then collect(running.step, running.results) end
-  for i, s in ipairs(running.list) do results[i] = not s.closed and running.results[s] or false end
-  return results
+  if running.step then collect(running.step, results) end
+  local rest = read_prompts(self, running)
+  if rest then collect(rest, results) end
+  for i, s in ipairs(running.list) do list[i] = not s.closed and results[s] or false end
+  return list
 end
 
 ---Start and finish.
@@ -477,8 +514,8 @@ end
 -- Scores -------------------------------------------------------------------------------------------------------------------
 
 local function score_program(self, rows, top)
-  local key = "score" .. rows .. tostring(top)
-  if self.programs[key] then return self.programs[key] end
+  local key = rows .. tostring(top)
+  if self.scores[key] then return self.scores[key] end
   local batch = core.axis(self.batch_name, rows)
   local run = m.compile(function(i)
     local logits, vocab = forward(self, i.tokens, batch, {})
@@ -493,7 +530,7 @@ local function score_program(self, rows, top)
   end, { tokens = { batch, self.seq, dtype = "i32" }, targets = { batch, self.seq, dtype = "i32" } }, { name = "score", often = true })
   load_weights(self)
   local program = { run = run, rows = rows, tokens = core.host("i32", rows, self.seq.size), targets = core.host("i32", rows, self.seq.size) }
-  self.programs[key] = program
+  self.scores[key] = program
   return program
 end
 

@@ -238,10 +238,12 @@ local function take(run, job, r)
   job.logprobs[#job.logprobs + 1] = r.logprob
   if job.top then job.top[#job.top + 1] = r.top end
   local text, reason = answer:add(r.id, s:full() and not run.slide)
-  local event = { prompt = job.prompt, sample = job.sample, id = r.id, text = text, logprob = r.logprob, top = r.top, finish_reason = reason }
-  if run.on_token and run.on_token(event) == false and not reason then
-    reason = "cancelled"
-    answer:finish()
+  if run.on_token then
+    local event = { prompt = job.prompt, sample = job.sample, id = r.id, text = text, logprob = r.logprob, top = r.top, finish_reason = reason }
+    if run.on_token(event) == false and not reason then
+      reason = "cancelled"
+      answer:finish()
+    end
   end
   show_piece(run, r.id, text, reason)
   if reason then
@@ -256,9 +258,18 @@ local function take(run, job, r)
   return true
 end
 
+-- Those of a list that a step serves: prompts are read first, so that steps have many rows.
+local function reading(live)
+  local list = {}
+  for _, job in ipairs(live) do
+    if not job.sequence.ready then list[#list + 1] = job end
+  end
+  return #list > 0 and list or live
+end
+
 -- Decode all jobs, as many at once as there are slots.
 local function decode(run)
-  local waiting, next_job, live = {}, 1, {}
+  local waiting, next_job, live, begin = {}, 1, {}, core.time()
   for p = 1, #run.prompts do
     for sample = 1, run.o.n do waiting[#waiting + 1] = new_job(run, p, sample) end
   end
@@ -266,10 +277,12 @@ local function decode(run)
     while next_job <= #waiting and open(run, waiting[next_job], waiting[next_job].ids) do
       live[#live + 1], next_job = waiting[next_job], next_job + 1
     end
-    local sequences, left = {}, {}
-    for i, job in ipairs(live) do sequences[i] = job.sequence end
-    for i, r in ipairs(run.d:step(sequences)) do
-      if not r or take(run, live[i], r) then left[#left + 1] = live[i] end
+    local stepped, sequences, left = reading(live), {}, {}
+    for i, job in ipairs(stepped) do sequences[i] = job.sequence end
+    local results = run.d:step(sequences)
+    for i, job in ipairs(stepped) do job.over = results[i] and not take(run, job, results[i]) end
+    for _, job in ipairs(live) do
+      if not job.over then left[#left + 1] = job end
     end
     live = left
     if core.stopped() then break end
@@ -279,6 +292,7 @@ local function decode(run)
     job.answer:finish()
     finish_job(run, job, "interrupted")
   end
+  run.results.seconds = core.time() - begin
 end
 
 -- Nothing is drawn: the results of tokens = 0.
@@ -325,7 +339,7 @@ end
 ---result; a window that is full is begun again at its half unless `slide` is false. With `prompts` or `n` it prints texts
 ---once all are over, and returns the results, sample after sample of prompt after prompt: {prompt, sample, seed, ids, text, finish_reason = "stop",
 ---"length" (`tokens` are drawn, or the context `seq` is full), "cancelled" or "interrupted", logprobs = each token's by the model alone, logprob = their
----sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}.
+---sum, top = with `logprobs` the so many likeliest of each place: {{id, logprob}...}}; their field `seconds`: how long that took, compiling apart.
 ---@param model Module
 ---@param options {prompt: string|integer[]|table[], prompts: table[], tokens: integer, seq: Axis, axis: Axis|string, inputs: table, names: table, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, presence_penalty: number, frequency_penalty: number, stop: any, n: integer, seed: integer|integer[], logprobs: integer, logits: function, on_token: function, on_result: function, decoder: table, tokenizer: Tokenizer, chat: table, rows: integer, slide: boolean, increment: boolean, weights: string, quiet: boolean}
 ---@return integer[]|table[] ids
@@ -353,7 +367,9 @@ function m.generate(model, options)
     seq = options.seq, slots = slots, logits = options.logits, increment = options.increment, weights = options.weights, given = specs, context = not invariant and context_for(run, options.seq.size) or nil,
     chunk = core.device().name == "cuda" and 8192 or nil, -- no text has begun, so none waits
   })
-  run.d:prepare({ o.asked }, slots)
+  local longest = 1
+  for _, prompt in ipairs(run.prompts) do longest = math.max(longest, #prompt.ids) end
+  run.d:prepare({ o.asked }, slots, longest > 1 and longest or nil)
   for i, prompt in ipairs(run.prompts) do
     check_ids("generate", prompt.ids, run.d.vocab)
     if not run.slide or run.d.context < 2 then check_length(run.d, i, #prompt.ids) end

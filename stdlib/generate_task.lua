@@ -102,7 +102,10 @@ local function write_lines(model, o, options, prompts, extras)
   o.prompts, o.n = prompts, math.max(1, options.samples)
   if given.declared[model] then as_inputs(o, given.declared[model], prompts) end
   if options.rank == 0 then o.on_result = writer(extras, options, o.n) end
-  m.generate(model, o)
+  local results, tokens = m.generate(model, o), 0
+  if options.rank > 0 or options.quiet or #results < 2 or not results.seconds then return end
+  for _, r in ipairs(results) do tokens = tokens + #r.ids end
+  core.write_error(("%d answers, %d tokens in %.2f s: %.0f tokens/s\n"):format(#results, tokens, results.seconds, tokens / results.seconds))
 end
 
 local function show_event(tokenizer)

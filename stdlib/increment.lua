@@ -153,24 +153,46 @@ function Cache:give_from(slots, from)
   end
 end
 
+---The rows of a program for the sequences of a list. Where there is one for each slot, that of its slot: what a row has been fed stays.
+---@param rows integer
+---@param list table[]
+---@return integer[]
+function Cache:rows(rows, list)
+  local result = {}
+  for i, s in ipairs(list) do result[i] = rows == self.slots and s.slot + 1 or i end
+  return result
+end
+
 ---What a program of `new` positions is fed of the next `counts[i]` tokens of the sequences of a list; its other rows have no work.
 ---@param hosts table<string, Host>
 ---@param list table[]
+---@param rows integer[] of each sequence (Cache:rows)
 ---@param counts integer[]
 ---@param new integer
-function Cache:feed(hosts, list, counts, new)
-  local taken, next_slot = {}, 0
+---@param fed table<integer, {sequence: table, blocks: integer, count: integer}> of each row what it has been fed: its sequence, how many of its blocks, and how many tokens
+function Cache:feed(hosts, list, rows, counts, new, fed)
+  local start, tokens, columns = hosts.start, hosts.tokens, hosts.table
+  local taken, next_slot, used = {}, 0, {}
   for i, s in ipairs(list) do
-    local count, first = counts[i], s.cached
-    self:grow(s, first + count)
-    hosts.start[i], hosts.count[i], hosts.slots[i], taken[s.slot] = first, count, s.slot, true
-    for j = 1, count do hosts.tokens[(i - 1) * new + j] = s.ids[first + j] end
-    for j, block in ipairs(s.blocks) do hosts.table[(i - 1) * self.columns + j] = block end
+    local row, n, first, ids = rows[i], counts[i], s.cached, s.ids
+    local known, blocks = fed[row], s.blocks
+    if not known or known.sequence ~= s then
+      known = { sequence = s, blocks = 0 }
+      fed[row], hosts.slots[row] = known, s.slot
+    end
+    if first + n > BLOCK * #blocks then self:grow(s, first + n) end
+    if known.count ~= n then hosts.count[row], known.count = n, n end
+    start[row], taken[s.slot], used[row] = first, true, true
+    for j = 1, n do tokens[(row - 1) * new + j] = ids[first + j] end
+    for j = known.blocks + 1, #blocks do columns[(row - 1) * self.columns + j] = blocks[j] end
+    known.blocks = #blocks
   end
-  for i = #list + 1, #hosts.count do -- slots that no row works for
-    while taken[next_slot] do next_slot = next_slot + 1 end
-    hosts.start[i], hosts.count[i], hosts.slots[i] = 0, 0, next_slot
-    next_slot = next_slot + 1
+  for row = 1, #list < #start and #start or 0 do -- slots that no row works for
+    if not used[row] then
+      while taken[next_slot] do next_slot = next_slot + 1 end
+      start[row], hosts.count[row], hosts.slots[row], fed[row] = 0, 0, next_slot, nil
+      next_slot = next_slot + 1
+    end
   end
 end
 

@@ -77,11 +77,12 @@ function sampling.widen(needs, p)
   needs.top = needs.top or p.logprobs > 0
 end
 
----A text that is equal for equal needs.
+---Whether a program for `has` serves what `needs` says.
+---@param has table
 ---@param needs table
----@return string
-function sampling.key(needs)
-  return ("%s%d%s%s"):format(needs.draw and "d" or "-", needs.filter or 0, needs.penalty and "p" or "-", needs.top and "t" or "-")
+---@return boolean
+function sampling.serves(has, needs)
+  return (has.draw or not needs.draw) and has.filter >= needs.filter and (has.penalty or not needs.penalty) and (has.top or not needs.top) or false
 end
 
 local FED = { -- the input of a row, its dtype and when there is one
@@ -120,13 +121,14 @@ end
 ---@param p table what the sequence asks for
 ---@param prompt integer how many tokens of it are the prompt's
 ---@param length integer how many tokens it has
----@param number integer which token of its answer is drawn, from 1
-function sampling.feed(hosts, i, p, prompt, length, number)
+---@param again boolean whether the row was fed for this sequence before
+function sampling.feed(hosts, i, p, prompt, length, again)
+  if hosts.key then hosts.key[i] = core.draw_key(p.seed, length - prompt + 1) end
+  if hosts.length then hosts.length[i] = length end
+  if again then return end
   for name, host in pairs(hosts) do
-    if name == "key" then host[i] = core.hash(("%d sample %d"):format(p.seed, number))
-    elseif name == "prompt" then host[i] = prompt
-    elseif name == "length" then host[i] = length
-    else host[i] = p[name] end
+    if name == "prompt" then host[i] = prompt
+    elseif p[name] ~= nil then host[i] = p[name] end
   end
 end
 

@@ -14,6 +14,7 @@ local text_files = require "mlua.text_files"
 local tokenizer_files = require "mlua.tokenizer_files"
 
 local BODY, WAITING_BYTES, CONNECTIONS, IDLE = 8 << 20, 256 << 20, 512, 75 -- bytes of one request, of all that wait; open connections; seconds
+local CHUNK_GPU = 2048 -- tokens of prompts that a step reads on a GPU, unless --chunk says so
 local POLL, LAST_BYTES = 0.2, 5 -- seconds: between looks at signals while nothing runs, for clients to take what was answered at the end
 local INTERNAL = "the server failed on this request, and its log says why"
 local FAILURES = 3 -- steps in a row that fail before the server ends
@@ -337,7 +338,9 @@ function Server:make_room()
   while #self.running > 1 do
     local use = self.decoder:use()
     if use.blocks_max == 0 or use.blocks_max - use.blocks >= #self.running then return end
+    self:write_texts() -- which may end texts
     local choice = table.remove(self.running)
+    if not choice then return end
     self.decoder:close(choice.sequence)
     choice.sequence = nil
     table.insert(self.waiting, 1, choice)
@@ -355,8 +358,27 @@ function Server:step_failed(choices, problem)
   end
 end
 
+-- A token of a choice became known: where that must be its last, its place is free at once. Its text is made while the device works on the next
+-- step (write_text): a text that ends the answer is found then, and what the step adds to it counts no more.
 function Server:token(choice, result)
-  local job = choice.job
+  local answer = choice.answer
+  choice.unwritten, self.unwritten[#self.unwritten + 1] = result, choice
+  if answer.stops.ids[result.id] or #answer.ids + 1 >= answer.limit or choice.sequence:full() then self:leave(choice) end
+end
+
+-- A choice needs no place any more.
+function Server:leave(choice)
+  self.decoder:close(choice.sequence)
+  for i, one in ipairs(self.running) do
+    if one == choice then return table.remove(self.running, i) end
+  end
+end
+
+-- The text of a choice's token that has none yet.
+function Server:write_text(choice)
+  local job, result = choice.job, choice.unwritten
+  choice.unwritten = nil
+  if self.jobs[job.id] ~= job or choice.reason then return end
   if not job.first_token then
     job.first_token = true
     self.metrics:observe("mlua_first_token_seconds", self.now - job.arrived)
@@ -367,31 +389,33 @@ function Server:token(choice, result)
     local entry = self:entry(choice, result.id, result.logprob, result.top)
     choice.entries[#choice.entries + 1], choice.held[#choice.held + 1] = entry, entry
   end
-  if reason then
-    self.decoder:close(choice.sequence)
-    for i, one in ipairs(self.running) do
-      if one == choice then table.remove(self.running, i) break end
-    end
-  end
+  if reason and not choice.sequence.closed then self:leave(choice) end
   self:deliver(choice, text, reason)
+end
+
+function Server:write_texts()
+  local list = self.unwritten
+  self.unwritten = {}
+  for _, choice in ipairs(list) do self:guarded(choice.job, "write_text", choice) end
 end
 
 function Server:step()
   self:make_room()
   local choices = table.move(self.running, 1, #self.running, 1, {})
-  if #choices == 0 then return end
+  if #choices == 0 then return self:write_texts() end
   local list = {}
   for i, choice in ipairs(choices) do list[i] = choice.sequence end
   local ok, results = pcall(self.decoder.start, self.decoder, list)
   if ok then
     self:receive(0) -- while the device works
+    self:write_texts()
     ok, results = pcall(self.decoder.finish, self.decoder)
   end
   if not ok then return self:step_failed(choices, results) end
   self.failures = 0
   self.metrics:add("mlua_steps_total")
   for i, choice in ipairs(choices) do
-    if results[i] and not choice.sequence.closed then self:guarded(choice.job, "token", choice, results[i]) end
+    if results[i] and not choice.sequence.closed then self:token(choice, results[i]) end
   end
 end
 
@@ -459,12 +483,13 @@ local function serve(model, seq)
   kept.require_prompt(model, seq)
   local http = options.rank == 0 and listen(options) or nil
   local decoder = Decoder.new(model, {
+    chunk = options.chunk > 0 and options.chunk or core.device().name == "cuda" and CHUNK_GPU or nil,
     seq = how and how.axis or seq, slots = options.slots, weights = options.weights, given = how and given.specs(model, { [how.input] = true }) or nil,
   })
   decoder:prepare(options.batch_invariant and { { temperature = 1, top_p = 0.5, presence_penalty = 1, logprobs = 1 } } or { { temperature = 0 }, { temperature = 1 } })
   local self = setmetatable({
     http = http, decoder = decoder, model = describe(decoder, how), metrics = Metrics.new(), queue = options.queue, seconds = options.seconds, jobs = {},
-    running = {}, waiting = {}, scoring = {}, serial = 0, failures = 0, now = core.time(), epoch = os.time(),
+    running = {}, unwritten = {}, waiting = {}, scoring = {}, serial = 0, failures = 0, now = core.time(), epoch = os.time(),
   }, Server)
   self:open_paths()
   if http then

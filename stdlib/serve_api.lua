@@ -316,6 +316,19 @@ end
 
 local function event(value) return "data: " .. to_text(value) .. "\n\n" end
 
+local PLACE = "\1" -- stands for a text, of which JSON makes "\u0001"
+
+-- What comes before and after the text in the events of a choice that differ in it alone: those of each token but the first and the last.
+local function around_text(r, index)
+  r.around = r.around or {}
+  if not r.around[index] then
+    local whole = api.piece(r, index, { text = PLACE, entries = {} })
+    local first, last = whole:find('"\\u0001"', 1, true)
+    r.around[index] = { whole:sub(1, first - 1), whole:sub(last + 1) }
+  end
+  return r.around[index]
+end
+
 ---One event of a stream: a piece of the choice `index` (from 0); `first`: its first one; `reason`: its last.
 ---@param r table
 ---@param index integer
@@ -323,6 +336,10 @@ local function event(value) return "data: " .. to_text(value) .. "\n\n" end
 ---@return string
 function api.piece(r, index, piece)
   local text = valid(piece.text)
+  if not (piece.reason or piece.first or r.logprobs or text == PLACE) then
+    local around = around_text(r, index)
+    return around[1] .. core.to_json(text) .. around[2]
+  end
   local one = { index = index, finish_reason = or_null(piece.reason), logprobs = r.logprobs and logprobs_json(r, piece.entries) or core.null }
   if not r.chat then
     one.text = text

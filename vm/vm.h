@@ -76,7 +76,7 @@ typedef struct {
     int stop_count;
     bool chat, seed_given, batch_invariant;
     const char *host, *token_file; /* of serve, as the next four; NULL: 127.0.0.1, none */
-    int64_t port, slots, queue, seconds;
+    int64_t port, slots, chunk, queue, seconds;
     const char *out;        /* of export: the folder; of tokenize: the file */
     const char *file_dtype; /* of its tensors; NULL: as they are */
     bool hf, adapter_alone;
@@ -179,7 +179,8 @@ typedef struct ml_vm {
         const char *file;  /* where the last was; NULL: none */
         int line;
     } random;
-    uint64_t objects; /* that Lua has made (order.c) */
+    const void *host_class; /* the metatable of host arrays, of which each element is a call */
+    uint64_t objects;       /* that Lua has made (order.c) */
     void *last_object;
     ptrdiff_t userdata_offset[3]; /* of the memory in a userdata's block, by its user values */
 } ml_vm;

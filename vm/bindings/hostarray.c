@@ -60,11 +60,16 @@ vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dim
 }
 
 vm_host *vm_to_host(lua_State *L, int index) {
-    return luaL_testudata(L, index, vm_host_class);
+    vm_host *host = lua_touserdata(L, index);
+    if (!host || !lua_getmetatable(L, index)) return NULL;
+    const void *class = lua_topointer(L, -1);
+    lua_pop(L, 1);
+    return class == vm_of(L)->host_class ? host : NULL;
 }
 
 static vm_host *check_host(lua_State *L) {
-    return luaL_checkudata(L, 1, vm_host_class);
+    vm_host *host = vm_to_host(L, 1);
+    return host ? host : luaL_checkudata(L, 1, vm_host_class);
 }
 
 static int host_gc(lua_State *L) {
@@ -251,6 +256,7 @@ void vm_host_register(lua_State *L) {
                                     {"__newindex", host_set},
                                     {NULL, NULL}};
     luaL_getmetatable(L, vm_host_class);
+    vm_of(L)->host_class = lua_topointer(L, -1);
     luaL_setfuncs(L, meta, 0);
     lua_pop(L, 1);
 }

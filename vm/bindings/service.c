@@ -97,6 +97,7 @@ static void push_serve(lua_State *L, const vm_options *o) {
     vm_set_integer(L, "port", o->port);
     vm_set_string(L, "token_file", o->token_file);
     vm_set_integer(L, "slots", o->slots);
+    vm_set_integer(L, "chunk", o->chunk);
     vm_set_integer(L, "queue", o->queue);
     vm_set_integer(L, "seconds", o->seconds);
 }
@@ -340,6 +341,15 @@ static int core_hash(lua_State *L) {
     return 1;
 }
 
+/* Once a row of each step. */
+static int core_draw_key(lua_State *L) {
+    char text[64];
+    int size = snprintf(text, sizeof text, "%lld sample %lld", (long long)luaL_checkinteger(L, 1),
+                        (long long)luaL_checkinteger(L, 2));
+    lua_pushinteger(L, (lua_Integer)ml_hash(text, (size_t)size, 0));
+    return 1;
+}
+
 static int core_time(lua_State *L) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -448,6 +458,8 @@ static const vm_entry functions[] = {
      "unknown); with --profile busy_seconds, in which it worked so far"},
     {"set_seed", core_set_seed, "seed: integer", "the seed of all randomness"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},
+    {"draw_key", core_draw_key, "seed: integer, number: integer -> integer",
+     "the key of the draw of token `number` of a seed's answer"},
     {"time", core_time, "-> number", "seconds, from an arbitrary start"},
     {"stopped", core_stopped, "due?: boolean -> boolean, boolean",
      "whether a signal asked to stop any rank, and whether something is due on any; all ranks ask "

@@ -298,6 +298,9 @@ static const option option_table[] = {
      "clients send the token in this file: Authorization: Bearer TOKEN"},
     {"--slots", "N", COUNT(slots, 1), FOR_SERVE,
      "texts that are generated at once (default 32); more wait"},
+    {"--chunk", "N", COUNT(chunk, 1), FOR_SERVE,
+     "tokens of prompts that are read between two tokens of a text (default 2048 on a GPU, else "
+     "512): more of them serve more texts in all, fewer let a text wait for less"},
     {"--queue", "N", COUNT(queue, 1), FOR_SERVE,
      "texts that may wait (default 1024); more are refused with 429"},
     {"--seconds", "N", COUNT(seconds, 1), FOR_SERVE,
