@@ -153,6 +153,7 @@ struct compile_shared {
     int part_count;
     ml_graph *global; /* of a pipeline: the graph of every attempt's plan, and its roots */
     ml_roots roots;
+    int64_t scan;                      /* positions of the longest scan that segments may cut */
     struct ml_pipeline_plan *pipeline; /* what all attempts begin with: stages, schedule, slots */
     uint64_t hash;
 };
@@ -207,6 +208,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
         }
     }
     passes_run(c, PASSES_CHOICE);
+    if (c->scan > shared->scan) shared->scan = c->scan;
     if (!plan->borrows) return;
     plan->borrows = false;
     part->graph = NULL;
@@ -356,13 +358,16 @@ static const ml_compile_options *options_of(const ml_compile_input *in) {
 }
 
 static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
-    char share[32] = "";
+    char share[32] = "", segment[64] = "";
     if (choice->kept < 1) snprintf(share, sizeof share, ", %.1f %% kept", 100 * choice->kept);
-    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s",
+    if (choice->segment)
+        snprintf(segment, sizeof segment, ", scans by segments of about %lld positions",
+                 (long long)choice->segment);
+    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s%s",
              choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
              choice->cheap_everywhere ? "selective"
                                       : "selective, without stages that defer weight gradients",
-             share);
+             share, segment);
 }
 
 /* Compile *c->plan, instead of the attempt before. */
@@ -385,10 +390,12 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     else
         compile_whole(c->in, plan, choice);
     measure(plan, size);
-    log_text(plan, ML_LOG_PEAK, "%s",
+    size->scan = plan->shared->scan;
+    log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
              plan->target->memory_bytes == 0                  ? "no limit is known"
              : plan->peak_bytes <= plan->target->memory_bytes ? "fits"
-                                                              : "too large");
+                                                              : "too large",
+             1e3 * size->seconds);
 }
 
 void ml_compile(const ml_compile_input *in, ml_plan **plan) {

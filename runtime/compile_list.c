@@ -7,6 +7,7 @@
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/quantize/scale_products.h"
 #include "runtime/ops/ragged/ragged.h"
+#include "runtime/ops/recurrence/recurrence.h"
 #include "runtime/optimize/optimize.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
@@ -88,6 +89,15 @@ static ml_graph *segment_linear_scans(pass_context *c) {
 static ml_graph *decompose_linear_scans(pass_context *c) {
     ml_plan *plan = c->plan;
     return ml_decompose_linear_scans(plan->graph, &plan->roots, has_scan_kernel, plan->target);
+}
+static bool has_segments(pass_context *c) {
+    return ml_resize_segments_applies(c->plan->graph);
+}
+static ml_graph *resize_segments(pass_context *c) {
+    return ml_resize_segments(c->plan->graph, &c->plan->roots, c->choice.segment, &c->scan);
+}
+static bool resized_segments(pass_context *c) {
+    return c->scan > 0;
 }
 static bool chooses_half_batch(pass_context *c) {
     if (!plan_half_batch(c->plan, c->choice.overlap, &c->half_axis, &c->half_size))
@@ -187,6 +197,10 @@ static const compile_pass rank_passes[] = {
 
 /* Over the graph of one rank, depending on the choices by which attempts differ. */
 static const compile_pass choice_passes[] = {
+    {"resize_segments", .run_with = resize_segments, .when = has_segments,
+     .purpose = "segments of scans, whose states are computed again, get a length, or are dropped"},
+    {"simplify_segments", .run_with = pass_simplify_parts, .when = resized_segments,
+     .purpose = "what a scan of one segment and its gradient compute alike"},
     {"half_batch_overlap", .run_with = half_batch, .when = chooses_half_batch,
      .purpose = "the halves of the batch alternate, to hide collectives"},
     {"split_half_sums", ml_split_accumulation, .when = has_half_batch,

@@ -17,6 +17,7 @@ typedef struct {
     ml_axis half_axis;     /* along which the batch is halved, and its size; 0: it is not */
     int64_t half_size;
     bool chunked;
+    int64_t scan; /* positions of the longest scan that segments may cut */
 } pass_context;
 
 typedef enum {

@@ -2,7 +2,8 @@
 --
 -- The script is checked with memory for everything, then with next to none, whose plan is the least; then with budgets between,
 -- several at once. A budget decides which values are computed again (runtime/plan/fit_memory.c); below each row are those that the row
--- above does not compute again, or not as often: operators by modules and lines, of which layers alike are one ("blocks.*").
+-- above does not compute again, or not as often: operators by modules and lines, of which layers alike are one ("blocks.*"), and the
+-- segments of scans.
 local core = require "mlua.core"
 
 local ENOUGH, NONE = 1e8, 0.001 -- GiB
@@ -55,6 +56,17 @@ local function print_again(report, other)
   for _, module in ipairs(order) do print(("          again %s%s"):format(module ~= "" and module .. ": " or "", table.concat(modules[module], ", "))) end
 end
 
+-- Scans that `report` cuts into segments, and `other` not, or into others.
+local function print_segments(report, other)
+  local before = {}
+  for _, s in ipairs(other and other.scans or {}) do before[s.file .. s.line] = s.segment end
+  for _, s in ipairs(report.scans or {}) do
+    if s.segment and before[s.file .. s.line] ~= s.segment then
+      print(("          states again within segments of %d positions: scan %s:%d"):format(s.segment, s.file:match "[^/]*$", s.line))
+    end
+  end
+end
+
 return function()
   local ends = check { ENOUGH, NONE }
   local most, least = ends[1].peak_bytes / 2 ^ 30, ends[2].peak_bytes / 2 ^ 30
@@ -79,6 +91,7 @@ return function()
       if row ~= before then
         print(row)
         print_again(r, above)
+        print_segments(r, above)
         above = r
       end
       before = row

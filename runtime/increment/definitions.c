@@ -3,6 +3,7 @@
  * over keys are contractions. */
 #include "runtime/increment/internal.h"
 #include "runtime/ops/attention/attention.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 static bool has_further_axes(const ml_type *q, const ml_attention_args *a) {
     for (int i = 0; i < q->rank; i++) {
@@ -79,6 +80,7 @@ static void copy_node(copier *c, ml_ref n) {
 }
 
 ml_ref increment_with_definitions(increment *inc, ml_ref logits) {
+    logits = ml_recurrence_whole(inc->g, logits);
     bool *live = ML_NEW_ARRAY(inc->arena, bool, logits + 1), any = false;
     mark_live(inc->g, logits, live);
     copier c = {.inc = inc, .fed = ML_NEW_ARRAY(inc->arena, bool, logits + 1)};

@@ -80,7 +80,7 @@ static bool search_least(search *s, plan_choice choice) {
 
 static bool same(const plan_choice *a, const plan_choice *b) {
     return a->kept == b->kept && a->cheap_everywhere == b->cheap_everywhere &&
-           a->overlap == b->overlap && a->param_cache == b->param_cache;
+           a->overlap == b->overlap && a->param_cache == b->param_cache && a->segment == b->segment;
 }
 
 /* Without the cache parameters are cast at each use, which may take less time than computing values
@@ -100,6 +100,37 @@ static void search_all(search *s, plan_choice choice, bool caches, bool only_mom
     }
 }
 
+/* The longest segments that fit with all else kept. A scan stores the states before each segment
+ * and, in its gradient, those within one: the least for a length between the root of the positions
+ * and, where many scans wait for their gradients, all; fewer segments take less time. */
+static bool search_segments(search *s, plan_choice choice, int64_t scan) {
+    int64_t least = 1, peak = INT64_MAX;
+    while (least * least < scan) least *= 2;
+    choice.kept = 1;
+    for (choice.segment = least; choice.segment < scan; choice.segment *= 2) {
+        if (attempt(s, &choice)) break;
+        if (s->size.peak >= peak) break;
+        peak = s->size.peak;
+        least = choice.segment;
+    }
+    if (!fits(s, &s->size)) { /* the length of the least memory, with less kept */
+        choice.segment = least;
+        return search_least(s, choice);
+    }
+    int64_t low = choice.segment, high = scan;
+    while (2 * low < high) {
+        int64_t middle = low;
+        while (middle * middle < low * high) middle *= 2;
+        choice.segment = middle < high ? middle : high / 2;
+        if (choice.segment == low) break;
+        if (attempt(s, &choice))
+            low = choice.segment;
+        else
+            high = choice.segment;
+    }
+    return true;
+}
+
 /* What needs more than twice the memory may not fit at all: the least is tried first. Where states
  * alone are too large it is the answer. */
 void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
@@ -113,13 +144,15 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     bool caches = s.size.caches, only_moments = caches && most <= fit->limit;
     bool far = most / 2 > fit->limit || s.size.states > fit->limit;
     s.found = false; /* it fits without what is to be reserved */
-    if (far && !attempt(&s, &(plan_choice){.cheap_everywhere = true})) goto end;
+    const int64_t scan = s.size.scan;
+    const bool least_fits = !far || attempt(&s, &(plan_choice){.cheap_everywhere = true});
     choice.cheap_everywhere = true;
-    if (s.size.weight_grad && !far) {
+    if (least_fits && s.size.weight_grad && !far) {
         if (attempt(&s, &choice)) goto end;
         most = s.size.peak;
     }
-    search_all(&s, choice, caches, only_moments, fast, most);
+    if (least_fits) search_all(&s, choice, caches, only_moments, fast, most);
+    if (scan > 0 && s.size.states <= fit->limit) search_segments(&s, choice, scan);
 end:
     if (!same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
 }

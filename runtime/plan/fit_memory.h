@@ -13,6 +13,8 @@ typedef struct {
                               deferred, which need kernels of their own for it */
     bool overlap;          /* collectives run beside computation */
     bool param_cache;      /* parameters are stored in the products' dtype too */
+    int64_t segment;       /* positions of a segment of a scan, whose states are computed again from
+                              those before it; 0: states at all positions are stored */
 } plan_choice;
 
 typedef struct {
@@ -22,6 +24,7 @@ typedef struct {
     double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
+    int64_t scan;     /* positions of the longest scan that segments may cut; 0: there is none */
 } plan_size;
 
 typedef struct {

@@ -95,10 +95,18 @@ static double bucket_bytes(const overlap *o, int axis) {
     return BUCKET * link_speed(o, axis);
 }
 
+static double loop_seconds(const ml_loop *loop, const ml_layout *layout) {
+    const ml_schedule *body = loop->plan->schedule;
+    double seconds = 0;
+    for (uint32_t t = 0; t < body->steps.count; t++) seconds += plan_step_seconds(body, layout, t);
+    return seconds * (double)loop->length;
+}
+
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
     const ml_step *step = &s->steps.at[t];
     if (step->kind != ML_STEP_COLLECTIVE) {
         const ml_machine *m = &ml_machine_planned;
+        if (step->loop && step->loop->plan) return loop_seconds(step->loop, layout);
         double work = step->flops / m->product_flops, moved = (double)step->bytes / m->memory_bytes;
         return m->launch_seconds + (work > moved ? work : moved);
     }

@@ -172,6 +172,20 @@ static void place_flat(const ml_layout *layout, const ml_type *type, int i, ml_p
         }
 }
 
+/* Where a type has the axis, or its segments (runtime/ops/recurrence/segments.c); -1: nowhere. */
+static int find_axis(const ml_graph *g, const ml_type *type, ml_axis axis) {
+    const int found = ml_type_find(type, axis);
+    if (found >= 0) return found;
+    const char *whole = ml_axis_name(g, axis);
+    const size_t length = strlen(whole);
+    for (int i = 0; i < type->rank; i++) {
+        const char *name = ml_axis_name(g, type->axis[i]);
+        if (strncmp(name, whole, length) == 0 && strncmp(name + length, "'segments", 9) == 0)
+            return i;
+    }
+    return -1;
+}
+
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what) {
     ml_placements p = {0};
@@ -181,7 +195,7 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
         int count = state_kind >= 0 ? a->params_count : a->acts_count;
         const ml_axis *listed = state_kind >= 0 ? a->params : a->acts;
         for (int k = 0; k < count; k++) {
-            int position = ml_type_find(type, listed[k]);
+            int position = find_axis(g, type, listed[k]);
             if (position < 0) continue;
             place_listed(layout, g, type, i, position, what, &p);
             break;

@@ -1,5 +1,6 @@
--- args: check --device cpu SCRIPT --mesh cp=4 </dev/null 2>&1 | grep "scan over"
--- Where ranks share the scan's axis: where states are affine their maps are gathered; else ranks take turns, and all follow their part in each.
+-- args: check --device h100 SCRIPT --mesh cp=4 </dev/null 2>&1 | grep -e "scan over" -e "take turns"
+-- Where ranks share the scan's axis: where states are affine their maps are gathered; else ranks take turns, and all follow their part in
+-- each: the report says how long that is predicted to take.
 local m = require "mlua"
 local A = m.axes { batch = 2, seq = 32, embed = 4 }
 m.compile(function(i)

@@ -2,6 +2,7 @@
 #include "runtime/plan/fit_memory.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/test.h"
@@ -11,8 +12,9 @@ typedef struct {
     int64_t base, no_cache, no_overlap, all, weight_grad; /* weight_grad: 0, nothing is deferred */
     int64_t moments, states;
     double no_cache_seconds;
+    int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
     int count;
-    char attempts[256]; /* percent that is kept; C cache, O overlap; W as in the first */
+    char attempts[512]; /* percent that is kept; C cache, O overlap; W as in the first */
     plan_size last;
 } sizes;
 
@@ -23,7 +25,13 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     if (!choice->param_cache) peak -= s->no_cache, seconds += s->no_cache_seconds;
     if (!choice->overlap) peak -= s->no_overlap, seconds += 20;
     if (choice->cheap_everywhere) peak -= s->weight_grad;
+    if (choice->segment) { /* states before segments of all scans, and within one of one scan */
+        peak -= s->scans * s->scan * s->scan_state;
+        peak += (s->scans * s->scan / choice->segment + choice->segment) * s->scan_state;
+        seconds += 1 + (double)s->scan / (double)choice->segment / 100;
+    }
     s->last = *size = (plan_size){.peak = peak,
+                                  .scan = s->scan,
                                   .moments = s->moments,
                                   .states = s->states,
                                   .seconds = seconds,
@@ -33,6 +41,9 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     snprintf(s->attempts + at, sizeof s->attempts - at, "%s%.0f%s%s%s", s->count++ ? " " : "",
              100 * choice->kept, choice->param_cache ? "C" : "", choice->overlap ? "O" : "",
              !choice->cheap_everywhere && s->weight_grad ? "W" : "");
+    at = strlen(s->attempts);
+    if (choice->segment)
+        snprintf(s->attempts + at, sizeof s->attempts - at, "S%lld", (long long)choice->segment);
 }
 
 static sizes fit(sizes s, int64_t limit) {
@@ -109,4 +120,19 @@ TEST(plan, fits_nothing) {
 TEST(plan, fits_smallest) {
     const sizes s = {.base = 100, .no_cache = -10, .no_overlap = -5, .all = -30};
     CHECK_EQ_INT(fit(s, 80).last.peak, 100);
+}
+
+/* Scans get the longest segments that fit: one forward pass of them more, but fewer segments; where
+ * many scans wait for their gradients the least memory is at longer ones than the root. */
+TEST(plan, fits_by_segments) {
+    const sizes s = {.base = 5000000, .scan = 4096, .scans = 4, .scan_state = 256, .all = 1};
+    const struct {
+        int64_t limit, segment;
+    } cases[] = {{5000000, 0}, {1600000, 2048}, {1200000, 1024}, {900000, 256}, {875000, 128}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sizes done = fit(s, cases[i].limit);
+        const char *at = strrchr(done.attempts, 'S');
+        CHECK_EQ_INT(at ? atoll(at + 1) : 0, cases[i].segment);
+        CHECK(done.last.peak <= cases[i].limit && done.count <= 10);
+    }
 }

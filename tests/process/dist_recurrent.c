@@ -68,8 +68,30 @@ TEST(long, recurrent_models) {
     process_in_room(every_layout);
 }
 
-/* lua/scan_context is the case of three ranks. */
+/* Segments, for which there is memory alone, of a scan whose axis ranks share, as one rank. */
+static void segments_over(process_room *room, int ranks, const char *memory) {
+    const char *script = ml_arena_format(
+        room->arena, "--device cpu --mesh cp=%d --memory %s \"$ROOT/tests/lua/lib/segments.lua\"",
+        ranks, memory);
+    process_result r = process_run(room, 0, "", "check %s", script);
+    process_expect(&r, "segments of ");
+    process_run(room, 0, "", "run -n %d %s", ranks, script);
+}
+
+static void write_segments(process_room *room) {
+    process_run(room, 0, "SEGMENTS=write", "run --device cpu \"$ROOT/tests/lua/lib/segments.lua\"");
+}
+
+DIST_TEST(segments_of_scans) {
+    write_segments(room);
+    segments_over(room, 3, "0.0007");
+}
+
+/* lua/scan_context is the case of three ranks, dist/segments_of_scans that of segments. */
 static void scan_context(process_room *room) {
+    write_segments(room);
+    segments_over(room, 2, "0.001");
+    segments_over(room, 4, "0.00055");
     for (int ranks = 2; ranks <= 4; ranks += 2)
         process_run(room, 0, "",
                     "run --device cpu -n %d --mesh cp=%d \"$ROOT/tests/lua/scan_context.lua\"",

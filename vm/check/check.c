@@ -85,7 +85,7 @@ static int compare_keys(const void *left, const void *right) {
 }
 
 static void count_part(report *r, const ml_plan *plan) {
-    scans_add(&r->scans, plan);
+    scans_add(&r->scans, plan, r->predicted.known ? &r->predicted.rates : NULL);
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
@@ -595,8 +595,8 @@ static int core_report(lua_State *L) {
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.reported");
     if (vm->dry.runs && vm->options->mode == VM_REPL) return keep_report(L);
     const ml_target *target = vm_target(L);
-    read_programs(L, &r, accum);
     predict_step_of(L, &r, accum);
+    read_programs(L, &r, accum);
     read_states(L, &r);
     luaL_checkstack(L, 64, "a report");
     r.fits = !target->memory_bytes || r.peak_bytes <= target->memory_bytes;

@@ -7,6 +7,7 @@
 #include "codegen/lower/lower.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/recurrence/recurrence.h"
+#include "runtime/predict/predict.h"
 
 static bool same_text(const char *a, const char *b) {
     return a == b || (a && b && strcmp(a, b) == 0);
@@ -57,7 +58,32 @@ static void print_reason(const check_scan *scan) {
         printf("\n  %s: %s", what, scan->refusal);
 }
 
-void scans_add(check_scans *scans, const ml_plan *part) {
+/* Bytes of the states after one position. */
+static int64_t state_bytes(const ml_graph *g, ml_ref n, const ml_recurrence *r) {
+    int64_t bytes = 0;
+    for (int i = 0; i < r->states; i++) {
+        ml_type type;
+        ml_recurrence_type(g, n, ml_recurrence_final(r) + i, &type);
+        bytes += ml_type_bytes(&type);
+    }
+    return bytes;
+}
+
+static void recurrence_add(check_scan *scan, const ml_plan *part, uint32_t at,
+                           const ml_rates *rates) {
+    const ml_step *step = &part->schedule->steps.at[at];
+    ml_recurrence r;
+    ml_recurrence_read(part->graph, step->node, &r);
+    if (rates) scan->seconds += predict_step(rates, part->schedule, part->layout, at, NULL);
+    if (!scan->turns && part->layout) scan->turns = ml_recurrence_turns(part->graph, step->node);
+    if (scan->segment) return;
+    scan->segment = ml_recurrence_segment(part->graph, step->node);
+    const int64_t bytes = state_bytes(part->graph, step->node, &r);
+    scan->stored = (r.length + scan->segment) * bytes;
+    scan->all = r.length * scan->segment * bytes;
+}
+
+void scans_add(check_scans *scans, const ml_plan *part, const ml_rates *rates) {
     const ml_schedule *s = part->schedule;
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
@@ -77,8 +103,9 @@ void scans_add(check_scans *scans, const ml_plan *part) {
             kernels += body->steps.at[k].kind == ML_STEP_KERNEL;
             products += body->steps.at[k].gemm != NULL;
         }
-        if (body) scans_add(scans, step->loop->plan);
+        if (body) scans_add(scans, step->loop->plan, NULL);
         if (!scan) continue;
+        recurrence_add(scan, part, i, rates);
         if (scan->count == 0) scan->algebra = ml_recurrence_algebra(part->graph, step->node);
         if (body ? !scan->loop : scan->count == 0 && !scan->algebra)
             find_reason(scan, part->graph, step->node);
@@ -107,7 +134,26 @@ static bool is_passing(const check_scan *scan) {
 /* Of a scan by segments: along the positions of one (recurrence/segments.c). */
 static bool is_step(const check_scan *scan) {
     const char *mark = strchr(scan->axis, '\'');
-    return mark != NULL && strcmp(mark, "'steps") == 0;
+    return mark != NULL && strncmp(mark, "'steps", 6) == 0;
+}
+
+static void print_bytes(int64_t bytes) {
+    char text[64];
+    vm_format_bytes(text, sizeof text, bytes);
+    fputs(text, stdout);
+}
+
+/* How long segments are, and why there are any; that ranks wait for one another. */
+static void print_choices(const check_scan *scan) {
+    if (scan->segment) {
+        fputs("\n  states of one segment at a time are computed again to fit in memory: ", stdout);
+        print_bytes(scan->stored);
+        fputs(" where those at all positions take ", stdout);
+        print_bytes(scan->all);
+    }
+    if (!scan->turns) return;
+    printf("\n  ranks take turns: %lld parts one after another", (long long)scan->turns);
+    if (scan->seconds > 0) printf(", predicted %.3g ms a run", 1e3 * scan->seconds);
 }
 
 void scans_print(const check_scans *scans) {
@@ -118,9 +164,9 @@ void scans_print(const check_scans *scans) {
         printf("scan over %-5.*s ", stem, scan->axis);
         if (is_passing(scan))
             printf("states passed along %lld of them", (long long)scan->length);
-        else if (strcmp(scan->axis + stem, "'segments") == 0)
-            printf("loop over %lld segments, whose states alone are stored",
-                   (long long)scan->length);
+        else if (scan->segment)
+            printf("loop over %lld segments of %lld positions", (long long)scan->length,
+                   (long long)scan->segment);
         else if (scan->axis[stem] && !is_step(scan))
             printf("products over %lld chunks of positions%s", (long long)scan->length,
                    scan->loop ? ", matrices from chunk to chunk" : "");
@@ -142,8 +188,8 @@ void scans_print(const check_scans *scans) {
         if (scan->origin->file) printf("   %s:%d", scan->origin->file, scan->origin->line);
         const bool chosen = scan->loop || (!scan->linear && !scan->resident && !scan->algebra);
         if (chosen && (!scan->axis[stem] || is_step(scan))) print_reason(scan);
-        if (scan->loop && scan->why && strstr(scan->axis, "'segments") == NULL)
-            printf("\n  no kernel: %s", scan->why);
+        if (scan->loop && scan->why && !scan->segment) printf("\n  no kernel: %s", scan->why);
+        print_choices(scan);
         printf("\n");
     }
 }
@@ -154,7 +200,7 @@ void scans_json(const check_scans *scans, json_t *object) {
     for (int i = 0; i < scans->count; i++) {
         const check_scan *scan = &scans->list[i];
         if (is_part(scan) || is_passing(scan)) continue;
-        const bool segments = strstr(scan->axis, "'segments") != NULL || is_step(scan);
+        const bool segments = scan->segment || is_step(scan);
         const bool chunks = scan->linear || (strchr(scan->axis, '\'') != NULL && !segments);
         const char *file = scan->origin->file ? scan->origin->file : "";
         json_t *one = json_pack("{s:s, s:I, s:s, s:i, s:s, s:i}", "axis", scan->axis, "positions",
@@ -164,6 +210,8 @@ void scans_json(const check_scans *scans, json_t *object) {
                                              : "one kernel",
                                 "count", scan->count, "file", file, "line", scan->origin->line);
         if (scan->algebra) json_object_set_new(one, "associative", json_string(scan->algebra));
+        if (scan->segment) json_object_set_new(one, "segment", json_integer(scan->segment));
+        if (scan->turns) json_object_set_new(one, "turns", json_integer(scan->turns));
         json_array_append_new(list, one);
     }
     json_object_set_new(object, "scans", list);

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "runtime/base/rates.h"
 #include "vm/vm.h"
 
 enum { CHECK_SCANS = 16 };
@@ -22,13 +23,18 @@ typedef struct {
     bool linear;         /* LINEAR_SCAN or its gradient, of this rank */
     int rank;
     int kernels, products; /* of a loop: at a position, of the one that has most */
+    int64_t segment;       /* positions of a segment of those that length counts; 0: none */
+    int64_t stored, all;   /* bytes: of states before segments and within one; at all positions */
+    int64_t turns;         /* ranks that follow their parts one after the other; 0: none */
+    double seconds;        /* predicted, of all */
 } check_scan;
 typedef struct {
     check_scan list[CHECK_SCANS];
     int count;
 } check_scans;
 
-void scans_add(check_scans *scans, const ml_plan *part);
+/* rates: NULL, unknown. */
+void scans_add(check_scans *scans, const ml_plan *part, const ml_rates *rates);
 void scans_print(const check_scans *scans);
 void scans_json(const check_scans *scans, json_t *object);
 

@@ -102,6 +102,16 @@ void ml_recurrence_apply(ml_graph *g, const ml_recurrence_step *step, ml_ref *ou
 void ml_recurrence_segments(ml_graph *g, const ml_recurrence_step *step, int64_t size,
                             ml_ref *outputs);
 
+/* Whether there are scans by segments; those with segments of about `positions` positions (0: of
+ * all), which divide the length. *longest: positions of the longest scan, on this rank. */
+bool ml_resize_segments_applies(const ml_graph *g);
+ml_graph *ml_resize_segments(const ml_graph *from, ml_roots *roots, int64_t positions,
+                             int64_t *longest);
+/* Positions of a segment, of a scan over segments; 0 of other scans. */
+int64_t ml_recurrence_segment(const ml_graph *g, ml_ref n);
+/* n where scans have one segment: nodes of the same graph. */
+ml_ref ml_recurrence_whole(ml_graph *g, ml_ref n);
+
 /* Of a step by elements: each state's next value as slope times the state plus offset, or, where it
  * has a bit in *max_plus, as the maximum of the state plus slope and offset; both of its type and
  * of no state. False where one is no such function: of a state that is not f32 or f64, of other
@@ -113,6 +123,10 @@ bool ml_recurrence_composes(const ml_graph *g, ml_ref n);
 
 /* Moves what the step computes of its inputs alone out of it (recurrence/hoist.c). */
 void recurrence_hoist(ml_graph *g, ml_recurrence_step *step);
+
+/* The ranks along the scan's axis that take turns at it, n being a turn; 0 where states pass by
+ * maps of parts, or not at all. */
+int64_t ml_recurrence_turns(const ml_graph *g, ml_ref n);
 
 /* The step as a graph of its own, whose outputs are the roots with `wanted` set (all where NULL),
  * and whose leaves are PARAM nodes. Shares tables with g. */

@@ -84,6 +84,8 @@ const char *recurrence_refusal(ml_graph *g, const ml_recurrence_step *step);
 
 /* The outputs but for the histories, by segments, where histories would be large; else false. */
 bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs);
+/* Of an axis of segments: the scan's own, and that of the positions of a segment; else false. */
+bool recurrence_segment_axes(const ml_graph *g, ml_axis axis, ml_axis *whole, ml_axis *steps);
 
 /* The same recurrence with inputs computed in the step that cost less than they move; false where
  * there are none (recurrence/sink.c). */

@@ -1,16 +1,33 @@
 /* Recurrences by segments: a scan over segments, in whose step a scan over the segment's positions.
  * The gradient of the outer one stores the states before each segment alone; its step computes
- * those between anew. */
-#include <math.h>
+ * those between anew. Scripts make short segments; how long they are, or that one has all
+ * positions, is chosen with a plan's memory (recurrence/resize_segments.c, plan/fit_memory.c). */
+#include <stdlib.h>
+#include <string.h>
 
 #include "runtime/ops/recurrence/recurrence_internal.h"
 
-enum { LEAST_LENGTH = 64 };
-static const int64_t MOST_HISTORIES = (int64_t)1 << 30; /* bytes of the states at all positions */
+enum {
+    LEAST_LENGTH = 64,
+    LEAST_SEGMENT = 8,     /* ranks divide the number of segments */
+    LEAST_BYTES = 1 << 20, /* of the states at all positions, for which the choice is worth it */
+};
+static const char SEGMENTS[] = "'segments", STEPS[] = "'steps";
 
-static ml_axis axis_beside(ml_graph *g, ml_axis axis, const char *suffix) {
-    return ml_axis_named(
-        g, ml_arena_format(ml_graph_arena(g), "%s'%s", ml_axis_name(g, axis), suffix));
+/* Names say how long the whole is: all nodes with an axis of that name are of equal scans. */
+static ml_axis axis_beside(ml_graph *g, ml_axis axis, const char *suffix, int64_t length) {
+    return ml_axis_named(g, ml_arena_format(ml_graph_arena(g), "%s%s%lld", ml_axis_name(g, axis),
+                                            suffix, (long long)length));
+}
+
+bool recurrence_segment_axes(const ml_graph *g, ml_axis axis, ml_axis *whole, ml_axis *steps) {
+    const char *name = ml_axis_name(g, axis), *at = strstr(name, SEGMENTS);
+    if (!at) return false;
+    ml_graph *tables = (ml_graph *)g;
+    ml_arena *arena = ml_graph_arena(tables);
+    *whole = ml_axis_named(tables, ml_arena_format(arena, "%.*s", (int)(at - name), name));
+    *steps = axis_beside(tables, *whole, STEPS, atoll(at + strlen(SEGMENTS)));
+    return true;
 }
 
 static int results_of(const ml_recurrence_step *s) {
@@ -39,8 +56,8 @@ static ml_ref segment_new(ml_graph *g, const ml_recurrence_step *outer,
 static void whole_segments(ml_graph *g, const ml_recurrence_step *step, int64_t size,
                            ml_ref *outputs) {
     ml_arena *arena = ml_graph_arena(g);
-    ml_axis segments = axis_beside(g, step->axis, "segments");
-    ml_axis steps = axis_beside(g, step->axis, "steps");
+    ml_axis segments = axis_beside(g, step->axis, SEGMENTS, step->length);
+    ml_axis steps = axis_beside(g, step->axis, STEPS, step->length);
     ml_recurrence_pair *inputs = ML_NEW_ARRAY(arena, ml_recurrence_pair, step->input_count + 1);
     ml_recurrence_pair *states = ML_NEW_ARRAY(arena, ml_recurrence_pair, step->state_count + 1);
     ml_recurrence_step outer = {.axis = segments,
@@ -133,19 +150,25 @@ static bool has_kernel(ml_graph *g, const ml_recurrence_step *step) {
     return ml_recurrence_elementwise(g, n) || ml_recurrence_by_rows(g, n, &rows);
 }
 
+/* The least one that divides the length; else one with a rest. */
+static int64_t segment_of(int64_t length) {
+    for (int64_t size = LEAST_SEGMENT; size <= 8 * LEAST_SEGMENT; size++)
+        if (length % size == 0) return size;
+    return LEAST_SEGMENT;
+}
+
 bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs) {
     int64_t bytes = 0;
     for (int i = 0; i < step->state_count; i++) {
         const ml_type *type = ml_graph_type(g, step->states[i].parameter);
         bytes += ml_type_elements(type) * ml_dtypes[type->dtype].bytes;
     }
-    if (step->length < LEAST_LENGTH || bytes <= MOST_HISTORIES / step->length) return false;
+    if (step->length < LEAST_LENGTH || bytes < LEAST_BYTES / step->length) return false;
     for (int i = 0; i < step->input_count; i++)
         if (ml_graph_type(g, step->inputs[i].value)->rank == ML_MAX_AXES) return false;
     for (int i = 0; i < step->stacked_count; i++)
         if (ml_graph_type(g, step->stacked[i])->rank + 2 > ML_MAX_AXES) return false;
     if (has_kernel(g, step)) return false;
-    int64_t size = (int64_t)exp2(round(log2(sqrt((double)step->length))));
-    ml_recurrence_segments(g, step, size, outputs);
+    ml_recurrence_segments(g, step, segment_of(step->length), outputs);
     return true;
 }

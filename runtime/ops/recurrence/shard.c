@@ -236,6 +236,30 @@ static void pass_states_in_turns(cutting *c, ml_recurrence_step *step) {
     step->states = own;
 }
 
+/* The node that x is an output of, and which; through what only moves elements. */
+static ml_ref output_behind(const ml_graph *g, ml_ref x, int *index) {
+    while (ml_op_moves((ml_op)ml_graph_node(g, x)->op) && ml_graph_node(g, x)->source_count == 1 &&
+           ml_graph_node(g, x)->op != ML_OP_OUT)
+        x = ml_graph_source(g, x, 0);
+    const bool out = ml_graph_node(g, x)->op == ML_OP_OUT;
+    *index = out ? (int)ml_graph_args(g, x)[0] : 0;
+    return out ? ml_graph_source(g, x, 0) : x;
+}
+
+int64_t ml_recurrence_turns(const ml_graph *g, ml_ref n) {
+    ml_recurrence r;
+    ml_recurrence_read(g, n, &r);
+    if (ml_recurrence_composes(g, n)) return 0;
+    for (ml_ref x = n + 1; x < ml_graph_count(g); x++) {
+        if (ml_graph_node(g, x)->op != ML_OP_ALL_GATHER) continue;
+        int index;
+        if (output_behind(g, ml_graph_source(g, x, 0), &index) != n) continue;
+        if (index >= ml_recurrence_final(&r) && index < ml_recurrence_history(&r))
+            return ml_graph_args(g, x)[1];
+    }
+    return 0;
+}
+
 static ml_ref local_new(cutting *c) {
     const ml_recurrence *r = &c->r;
     ml_recurrence_step step = {.axis = r->axis,
