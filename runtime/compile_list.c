@@ -56,7 +56,8 @@ static bool has_scaled_products(pass_context *c) {
     return ml_widen_scaled_products_applies(c->plan->graph);
 }
 static bool serves_scaled(const void *context, const ml_graph *g, ml_ref n) {
-    return ml_scaled_product_library(context, g, n);
+    return ml_graph_node(g, n)->op == ML_OP_DOT ? ml_scaled_product_library(context, g, n)
+                                                : ml_scaled_ragged_kernel(context, g, n);
 }
 static ml_graph *widen_scaled_products(pass_context *c) {
     ml_plan *plan = c->plan;

@@ -9,12 +9,15 @@
  * rows in order, so that results repeat. bf16 runs on tensor cores (on Hopper by ragged_tma.cu or,
  * where the driver or the strides do not allow it, ragged_wgmma.cu; elsewhere and for few columns
  * by ragged_mma.cu), everything else by plain multiplications (ragged_plain.cu). Few rows in all,
- * as steps of decoding have, are products of few rows each (few_rows.cu). */
+ * as steps of decoding have, are products of few rows each (few_rows.cu).
+ *
+ * Floats of 8 bits are multiplied on Hopper by ragged_tma.cu, which reads both operands along the
+ * sum. Matrices whose columns are contiguous are transposed before (transpose.cu), and so are both
+ * operands of RAGGED_OUTER, by groups (ragged_turn.cu). Gradients (E5M2) and RAGGED_OUTER are added
+ * up in f32, 128 of depth at a time; E4M3 by E4M3, forward, by the product's own adder. */
 #include "runtime/ops/ragged/ragged.h"
 #include "codegen/kernels/few_rows.h"
 #include "codegen/kernels/template.h"
-
-enum { PRODUCT_READS = 4 };
 
 typedef struct {
     ml_schedule *schedule;
@@ -23,6 +26,7 @@ typedef struct {
     const ml_ragged *r;
     int64_t tile_m, tile_n, tiles; /* most tiles of rows */
     int64_t height;                /* blocks along the rows */
+    int turned[2]; /* pointers of what is written of operands of 8 bits for the product; else 0 */
 } printer;
 
 static int64_t stride_of(const ml_value *v, ml_axis axis) {
@@ -36,6 +40,11 @@ static ml_axis other_axis(const ml_type *t, ml_axis one, ml_axis two) {
     while (at < t->rank && (t->axis[at] == one || t->axis[at] == two)) at++;
     if (at == t->rank) ml_raise(ML_INTERNAL, "a product by groups has an operand of one axis");
     return t->axis[at];
+}
+
+/* What every such product reads, before numbers of the rows. */
+static int reads_of(const ml_ragged *r) {
+    return r->scaled ? RAGGED_MOST_SOURCES : RAGGED_SCALE;
 }
 
 static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
@@ -68,14 +77,30 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     r->c_row = stride_of(c, r->outer ? k : rows), r->c_col = stride_of(c, n);
     r->squares = r->outer && args[2] != 0;
     r->gated = r->outer ? 0 : (ml_ref)args[3];
-    r->rows_known = step->read_count - PRODUCT_READS;
+    r->scaled = ml_ragged_is_scaled(s->graph, ml_graph_source(s->graph, step->node, 0));
+    r->rows_known = step->read_count - reads_of(r);
     if (r->squares || r->gated) {
         const ml_value *second = template_value(s, step, step->read_count + 1);
         r->s_group = stride_of(second, groups), r->s_batch = stride_of(second, batch);
         r->s_row = stride_of(second, r->outer ? k : rows), r->s_col = stride_of(second, n);
     }
-    r->dtype = (ml_dtype)a->type.dtype, r->c_dtype = (ml_dtype)c->type.dtype;
+    r->dtype = (ml_dtype)a->type.dtype, r->b_dtype = (ml_dtype)b->type.dtype;
+    r->c_dtype = (ml_dtype)c->type.dtype;
     return r;
+}
+
+bool ml_scaled_ragged_kernel(const ml_target *target, const ml_graph *g, ml_ref n) {
+    enum { HOPPER = 90, UNIT = 16, GROUPS = 1024, SEGMENTS = 2048 };
+    const ml_type *out = ml_graph_type(g, n), *x = ml_graph_type(g, ml_graph_source(g, n, 0));
+    const ml_type *bounds = ml_graph_type(g, ml_graph_source(g, n, 2));
+    const int64_t *args = ml_graph_args(g, n), groups = ml_type_size(bounds, (ml_axis)args[1]);
+    const int64_t depth = ml_graph_node(g, n)->op == ML_OP_RAGGED_OUTER
+                              ? out->size[out->rank - 2]
+                              : ml_type_size(x, (ml_axis)args[2]);
+    return target->kind == ML_TARGET_CUDA && target->arch == HOPPER && !target->no_fuse &&
+           !target->no_wgmma && !target->no_tma && depth % UNIT == 0 &&
+           out->size[out->rank - 1] % UNIT == 0 && groups <= GROUPS &&
+           ml_type_elements(bounds) <= SEGMENTS && (out->dtype == ML_BF16 || out->dtype == ML_F32);
 }
 
 static int pointers(const printer *p) {
@@ -143,14 +168,15 @@ static void set_gated(printer *p) {
             ml_text_add(&numbers, "%s0.0f", i ? ", " : "");
             continue;
         }
-        const ml_value *v = template_value(p->schedule, p->step, PRODUCT_READS + i);
+        const int at = reads_of(r) + i;
+        const ml_value *v = template_value(p->schedule, p->step, at);
         const ml_value *starts = template_value(p->schedule, p->step, 2);
         ml_axis rows = (ml_axis)ml_graph_args(p->schedule->graph, p->step->node)[0], batch = 0;
         for (int k = 0; k < v->type.rank; k++)
             if (v->type.axis[k] != rows && ml_type_find(&starts->type, v->type.axis[k]) >= 0)
                 batch = v->type.axis[k];
         ml_text_add(&numbers, "%s((const float *)a.p[%d])[batch * %lldLL + row * %lldLL]",
-                    i ? ", " : "", PRODUCT_READS + i, (long long)stride_of(v, batch),
+                    i ? ", " : "", at, (long long)stride_of(v, batch),
                     (long long)stride_of(v, rows));
     }
     template_set_text(&p->text, "ROW_NUMBERS(batch, row)", numbers.text);
@@ -203,6 +229,10 @@ static void set_sizes(printer *p) {
                  {"OUTER", r->outer},
                  {"SQUARES", r->squares},
                  {"GATED", r->gated != 0},
+                 {"SCALE", r->scaled ? RAGGED_SCALE : 0},
+                 {"BYTES", r->scaled},
+                 {"PROMOTES", r->scaled && (r->outer || r->dtype != ML_E4M3)},
+                 {"LEFT_FLAT", r->outer && !r->scaled},
                  {"NARROW", r->c_dtype == ML_BF16},
                  {"RIGHT_DEEP", is_right_deep(r)},
                  {"BATCHES", r->batch},
@@ -220,6 +250,10 @@ static void set_sizes(printer *p) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         template_set(&p->text, sizes[i].name, "%lld", (long long)sizes[i].value);
     template_set_text(&p->text, "MEMORY", emit_memory_type(r->dtype));
+    template_set_text(&p->text, "RIGHT_MEMORY", emit_memory_type(r->b_dtype));
+    template_set_text(&p->text, "RIGHT_LOAD", ml_dtypes[r->b_dtype].load);
+    template_set_text(&p->text, "LEFT_FORMAT", ml_dtypes[r->dtype].name);
+    template_set_text(&p->text, "RIGHT_FORMAT", ml_dtypes[r->b_dtype].name);
     template_set_text(&p->text, "RESULT", emit_memory_type(r->c_dtype));
     template_set_text(&p->text, "ADDER", r->dtype == ML_F64 ? "double" : "float");
     template_set_text(&p->text, "LOAD", ml_dtypes[r->dtype].load);
@@ -284,30 +318,48 @@ static ml_kernel *gated_kernel(printer *p) {
 /* ---- The copy engine: tensor maps ---- */
 
 enum { HEIGHTS = 7 }; /* of boxes: 64, 32, ... 1 lines */
-enum { ROWS = 128, COLUMNS = 256, DEEP = 64, SLOTS = 4, THREADS = 384, CLUSTER = 2 };
-enum { BOX_BYTES = DEEP * 128, SLOT_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES };
+enum { ROWS = 128, COLUMNS = 256, LINES = 64, SLOTS = 4, THREADS = 384, CLUSTER = 2 };
+enum { LINE_BYTES = 128, BOX_BYTES = LINES * LINE_BYTES, PART_BYTES = 16 };
+enum { SLOT_BYTES = (ROWS + COLUMNS) / LINES * BOX_BYTES };
 
-static int64_t round_up(int64_t size) {
-    return (size + 7) / 8 * 8;
-}
-
-/* Boxes of 64 columns and some rows of [depth][row][column], columns contiguous. */
-static ml_tensor_map map_of(int pointer, const int64_t size[3], const int64_t stride[3], int rows) {
+/* Boxes of 128 bytes of some lines of [depth][line][column], columns contiguous. */
+static ml_tensor_map map_of(int pointer, ml_dtype dtype, const int64_t size[3],
+                            const int64_t stride[3], int lines) {
+    const int bytes = ml_dtypes[dtype].bytes, part = PART_BYTES / bytes;
     ml_tensor_map map = {.pointer = pointer,
-                         .dtype = ML_BF16,
+                         .dtype = dtype,
                          .rank = 3,
-                         .box = {DEEP, rows, 1},
-                         .swizzle = DEEP * 2};
+                         .box = {LINE_BYTES / bytes, lines, 1},
+                         .swizzle = LINE_BYTES};
     for (int i = 0; i < 3; i++) {
         map.size[i] = size[i];
         /* an axis of one element has any stride, but it must be one that a map may have */
-        map.stride[i] = size[i] > 1 ? stride[i] : i ? round_up(size[0]) : 1;
+        map.stride[i] = size[i] > 1 ? stride[i] : i ? (size[0] + part - 1) / part * part : 1;
     }
     return map;
 }
 
+/* Places of transposed rows: whole tiles for each group. */
+static int64_t places_of(const ml_ragged *r) {
+    return (r->batch * r->rows / ROWS + r->groups) * ROWS;
+}
+
+/* Both operands of an outer product, transposed. */
+static void add_turned_maps(const printer *p, ml_kernel *kernel) {
+    const ml_ragged *r = p->r;
+    const int64_t places = places_of(r), stride[3] = {1, places, places};
+    ml_tensor_map *map = ML_NEW_ARRAY(p->text.arena, ml_tensor_map, 2);
+    for (int i = 0; i < 2; i++) {
+        const int64_t size[3] = {places, i ? r->n : r->k, 1};
+        map[i] = map_of(p->turned[i], i ? r->b_dtype : r->dtype, size, stride, LINES);
+    }
+    kernel->maps = map;
+    kernel->map_count = 2;
+}
+
 /* One for each height of boxes of rows; the right operand of an outer product has rows too. */
-static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
+static void add_maps(const printer *p, ml_kernel *kernel) {
+    const ml_ragged *r = p->r;
     int64_t left[3] = {r->k, r->rows, r->batch}, left_stride[3] = {1, r->a_row, r->a_batch};
     int64_t right[3] = {r->n, r->rows, r->batch}, right_stride[3] = {1, r->b_row, r->b_batch};
     bool deep = !r->outer && r->b_col != 1;
@@ -315,12 +367,18 @@ static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
         right[0] = deep ? r->k : r->n, right[1] = deep ? r->n : r->k, right[2] = r->groups;
         right_stride[1] = deep ? r->b_col : r->b_row, right_stride[2] = r->b_group;
     }
+    if (p->turned[1]) {
+        right[0] = r->k, right[1] = r->n;
+        right_stride[1] = r->k, right_stride[2] = r->k * r->n;
+    }
     kernel->map_count = r->outer ? 2 * HEIGHTS : HEIGHTS + 1;
-    ml_tensor_map *map = ML_NEW_ARRAY(t->arena, ml_tensor_map, kernel->map_count);
+    ml_tensor_map *map = ML_NEW_ARRAY(p->text.arena, ml_tensor_map, kernel->map_count);
     kernel->maps = map;
+    const int from = p->turned[1] ? p->turned[1] : 1;
     for (int i = 0; i < kernel->map_count; i++)
-        map[i] = i < HEIGHTS ? map_of(0, left, left_stride, DEEP >> i)
-                             : map_of(1, right, right_stride, DEEP >> (i - HEIGHTS));
+        map[i] = i < HEIGHTS
+                     ? map_of(0, r->dtype, left, left_stride, LINES >> i)
+                     : map_of(from, r->b_dtype, right, right_stride, LINES >> (i - HEIGHTS));
 }
 
 /* Beyond what tensor cores need. */
@@ -333,26 +391,101 @@ static bool strides_fit_maps(const ml_ragged *r) {
     return r->c_row % wide == 0 && r->c_group % wide == 0 && r->c_batch % wide == 0;
 }
 
+/* A matrix of each group, or the rows of each group, of 8 bits, with depth contiguous. */
+static ml_kernel *turn_kernel(printer *p, int which) {
+    enum { TILE = 128, TILES = 4, BLOCK = 256 };
+    const ml_ragged *r = p->r;
+    ml_template *t = &p->text;
+    const int64_t columns = which ? r->n : r->k;
+    template_set(t, "FROM", "%d", which);
+    template_set(t, "TO", "%d", p->turned[which]);
+    template_set(t, "COLUMNS", "%lldLL", (long long)columns);
+    if (!r->outer) {
+        template_set(t, "ROWS", "%lldLL", (long long)r->k);
+        template_set(t, "ROW", "%lldLL", (long long)r->b_row);
+        template_set(t, "MATRIX", "%lldLL", (long long)r->b_group);
+        ml_kernel *kernel = choose_file(p, "transpose.cu", " tma");
+        template_launch(kernel, (columns + TILE - 1) / TILE, (r->k + TILE - 1) / TILE, r->groups,
+                        BLOCK, 0);
+        return kernel;
+    }
+    template_set(t, "FROM_BATCH", "%lldLL", (long long)(which ? r->b_batch : r->a_batch));
+    template_set(t, "FROM_ROW", "%lldLL", (long long)(which ? r->b_row : r->a_row));
+    template_set(t, "PLACES", "%lldLL", (long long)places_of(r));
+    template_set(t, "TILES", "%d", TILES);
+    ml_kernel *kernel = choose_file(p, "ragged_turn.cu", " tma");
+    template_launch(kernel, (columns + TILES * TILE - 1) / (TILES * TILE), places_of(r) / TILE, 1,
+                    BLOCK, 0);
+    return kernel;
+}
+
+/* Those before the product, and it. */
+static ml_kernel *after_turns(printer *p, ml_kernel *product) {
+    for (int i = 2; i-- > 0;) {
+        if (!p->turned[i]) continue;
+        ml_kernel *turn = turn_kernel(p, i);
+        turn->next = product;
+        product = turn;
+    }
+    return product;
+}
+
 static ml_kernel *tma_kernel(printer *p) {
     enum { ALIGNMENT = 1024, H200 = 132, BAND = 8 };
     const ml_ragged *r = p->r;
     ml_template *t = &p->text;
     int multiprocessors = p->schedule->target->multiprocessors;
-    template_set(t, "MAPS", "%d", r->outer ? 2 * HEIGHTS : HEIGHTS + 1);
+    const bool rows_turned = r->outer && r->scaled;
+    template_set(t, "MAPS", "%d", rows_turned ? 2 : r->outer ? 2 * HEIGHTS : HEIGHTS + 1);
+    template_set(t, "STEP", "%d", LINE_BYTES / ml_dtypes[r->dtype].bytes);
+    if (r->scaled) template_set(t, "RIGHT_DEEP", "1");
     template_set(t, "SLOTS", "%d", SLOTS);
     template_set(t, "SLOT_BYTES", "%d", SLOT_BYTES);
     template_set(t, "BAND", "%d", BAND);
     template_set(t, "WIDE", "%d", r->c_dtype == ML_BF16 ? 8 : 4);
     ml_kernel *kernel = choose_file(p, "ragged_tma.cu", " tma");
-    add_maps(t, kernel, r);
+    if (rows_turned)
+        add_turned_maps(p, kernel);
+    else
+        add_maps(p, kernel);
     int blocks = (multiprocessors > 0 ? multiprocessors : H200) / CLUSTER * CLUSTER;
     template_launch(kernel, blocks, 1, 1, THREADS, SLOTS * SLOT_BYTES + ALIGNMENT);
-    return kernel;
+    return after_turns(p, kernel);
+}
+
+/* Of operands of 8 bits: the left one with depth contiguous, rows of an outer product with columns,
+ * a matrix with either; all in parts of 16 bytes. */
+static bool bytes_fit(const printer *p) {
+    const ml_ragged *r = p->r;
+    for (int i = 0; i < 2; i++)
+        if (template_value(p->schedule, p->step, i)->offset % PART_BYTES) return false;
+    const int64_t strides[] = {r->k,
+                               r->n,
+                               r->a_batch,
+                               r->a_row,
+                               r->b_batch,
+                               r->b_group,
+                               r->b_row == 1 ? r->b_col : r->b_row};
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
+        if (strides[i] % PART_BYTES) return false;
+    return r->scaled && r->a_col == 1 && r->c_col == 1 &&
+           (r->b_col == 1 || (!r->outer && r->b_row == 1)) && strides_fit_maps(r);
+}
+
+/* What the product reads of 8 bits in place of its operands. */
+static void add_turned(printer *p) {
+    const ml_ragged *r = p->r;
+    for (int i = 0; i < 2; i++) {
+        if (!r->outer && (i == 0 || r->b_row == 1)) continue;
+        const int64_t size = r->outer ? places_of(r) * (i ? r->n : r->k) : r->groups * r->k * r->n;
+        p->turned[i] = template_workspace(p->schedule, p->step, i ? r->b_dtype : r->dtype, size);
+    }
 }
 
 static bool tma_serves(const printer *p) {
     enum { SIXTEEN = 8 }; /* elements of 16 bytes, at least */
-    return wgmma_serves(p) && !p->schedule->target->no_tma && strides_fit_maps(p->r) &&
+    return (bytes_fit(p) || (wgmma_serves(p) && strides_fit_maps(p->r))) &&
+           !p->schedule->target->no_tma &&
            template_value(p->schedule, p->step, p->step->read_count)->offset % SIXTEEN == 0 &&
            (!p->r->gated ||
             template_value(p->schedule, p->step, p->step->read_count + 1)->offset % SIXTEEN == 0);
@@ -402,8 +535,10 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         return;
     }
     method best = tma_serves(&p) ? TMA : wgmma_serves(&p) ? WGMMA : mma_serves(&p) ? MMA : PLAIN;
-    for (method how = best > MMA ? MMA : best; how <= best;
-         how++) { /* each falls back on the last */
+    method first = p.r->scaled ? PLAIN : best > MMA ? MMA : best;
+    if (p.r->scaled && best == TMA) add_turned(&p);
+    for (method how = first; how <= best; how++) { /* each falls back on the last */
+        if (p.r->scaled && how != first && how != best) continue;
         ml_kernel *fallback = step->kernel;
         step->kernel = print_kernel(&p, how);
         step->kernel->fallback = fallback;

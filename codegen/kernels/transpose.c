@@ -23,6 +23,10 @@ void ml_template_transpose(ml_schedule *s, ml_step *step) {
     ml_template t = template_begin(s);
     const ml_value *from = template_value(s, step, 0), *to = template_value(s, step, 1);
     const int64_t columns = column_count(from, to), rows = ml_type_elements(&to->type) / columns;
+    template_set(&t, "POINTERS", "2");
+    template_set(&t, "FROM", "0");
+    template_set(&t, "TO", "1");
+    template_set(&t, "MATRIX", "0LL");
     template_set(&t, "ROWS", "%lldLL", (long long)rows);
     template_set(&t, "COLUMNS", "%lldLL", (long long)columns);
     template_set(&t, "ROW", "%lldLL", (long long)stride_of(from, to, to->type.rank - 1));

@@ -75,7 +75,7 @@ typedef struct {
 
 /* RAGGED_DOT: c[batch, rows, n] = a[batch, rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] =
  * sum over batch and the group's rows of a[batch, rows, k] b[batch, rows, n]. Strides in elements;
- * reads are a, b, starts, ends; starts and ends are [batch, group]. */
+ * reads are a, b, starts, ends (, scale); starts and ends are [batch, group]. */
 typedef struct {
     bool outer;
     int64_t batch, rows, groups, k, n;
@@ -84,9 +84,10 @@ typedef struct {
     int64_t start_stride, end_stride;
     bool squares;   /* a second result, f32: RAGGED_OUTER's output 1 */
     ml_ref gated;   /* 0, or a function that gives one: RAGGED_DOT's output 1 */
-    int rows_known; /* the numbers of the rows that it reads, from the fifth operand on */
+    bool scaled;    /* of 8 bits: every sum is multiplied by the fifth operand, an f32 number */
+    int rows_known; /* the numbers of the rows that it reads, after these operands */
     int64_t s_group, s_batch, s_row, s_col; /* of the second result */
-    ml_dtype dtype, c_dtype;                /* of a and b; of c */
+    ml_dtype dtype, b_dtype, c_dtype;       /* of a, b, c */
 } ml_ragged;
 
 /* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in
@@ -254,5 +255,7 @@ bool ml_few_rows_of_bytes(const ml_target *target, int64_t m, int64_t n, int64_t
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);
+/* Whether a kernel of the target computes a product by groups of operands of 8 bits. */
+bool ml_scaled_ragged_kernel(const ml_target *target, const ml_graph *g, ml_ref n);
 
 #endif

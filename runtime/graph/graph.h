@@ -56,8 +56,8 @@ enum {
     ML_NODE_PROMPT = 16,  /* schedule early: before the next product or routine, never fused into a
                              later kernel. Shortens the live ranges of its operands, which are
                              large and have no later reader */
-    ML_NODE_FP8 = 32,     /* DOT: a product of a block, to be computed of operands of 8 bits
-                             (ops/quantize/scale_products.c) */
+    ML_NODE_FP8 = 32,     /* DOT, RAGGED_*: a product of a block, to be computed of operands of
+                             8 bits (ops/quantize/scale_products.c) */
 };
 typedef struct {
     uint8_t op, flags;

@@ -207,21 +207,30 @@ static uint64_t key_of(const state *s, ml_ref n) {
     return ml_hash(ml_graph_args(s->r->from, n), sizeof(int64_t) * node->arg_count, hash);
 }
 
-/* Of one op, and of the same groups where they are by groups, by the same number where scaled. */
+/* Of one op, and of the same groups where they are by groups. */
 static bool same_groups(const state *s, ml_ref a, ml_ref b) {
     if (node_of(s, a)->op != node_of(s, b)->op) return false;
-    if (node_of(s, a)->source_count != node_of(s, b)->source_count) return false;
-    for (int i = 2; i < node_of(s, a)->source_count; i++)
-        if (ml_graph_source(s->r->from, a, i) != ml_graph_source(s->r->from, b, i)) return false;
     const int64_t *x = ml_graph_args(s->r->from, a), *y = ml_graph_args(s->r->from, b);
-    return node_of(s, a)->op == ML_OP_DOT || (x[0] == y[0] && x[1] == y[1]);
+    if (node_of(s, a)->op == ML_OP_DOT) return true;
+    for (int i = 2; i < RAGGED_SCALE; i++)
+        if (ml_graph_source(s->r->from, a, i) != ml_graph_source(s->r->from, b, i)) return false;
+    return x[0] == y[0] && x[1] == y[1];
+}
+
+/* The same, by the same number where scaled. */
+static bool alike(const state *s, ml_ref a, ml_ref b) {
+    const int count = node_of(s, a)->source_count;
+    if (!same_groups(s, a, b) || node_of(s, b)->source_count != count) return false;
+    for (int i = 2; i < count; i++)
+        if (ml_graph_source(s->r->from, a, i) != ml_graph_source(s->r->from, b, i)) return false;
+    return true;
 }
 
 static bool belongs(const state *s, const group *g, ml_ref n) {
     ml_ref first = g->members[0];
     const ml_node *a = node_of(s, first), *b = node_of(s, n);
     if (left_of(s, first) != left_of(s, n) || a->arg_count != b->arg_count) return false;
-    if (!same_groups(s, first, n)) return false;
+    if (!alike(s, first, n)) return false;
     if (memcmp(ml_graph_args(s->r->from, first), ml_graph_args(s->r->from, n),
                sizeof(int64_t) * a->arg_count))
         return false;
@@ -326,9 +335,7 @@ static int position_in(const state *s, const group *g, ml_ref product) {
     for (int i = 0; i < g->count; i++) {
         ml_ref member = g->members[i];
         if (right_of(s, member) != weight) continue;
-        const bool dots =
-            node_of(s, member)->op == ML_OP_DOT && node_of(s, product)->op == ML_OP_DOT;
-        if (!dots && !same_groups(s, member, product)) return -1;
+        if (!same_groups(s, member, product)) return -1;
         ml_axis axes[ML_MAX_AXES];
         int64_t sizes[ML_MAX_AXES];
         int count = free_axes(s, member, axes, sizes);
@@ -364,7 +371,7 @@ static void try_sum(state *s, ml_ref n) {
     }
     if (matched != g->count) return;
     for (int i = 1; i < matched; i++)
-        if (!same_groups(s, sum.products[0], sum.products[i])) return;
+        if (!alike(s, sum.products[0], sum.products[i])) return;
     ml_dtype dtype = type_of(s, left_of(s, sum.products[0]))->dtype;
     for (int i = 0; i < matched; i++) {
         ml_ref gradient = left_of(s, sum.products[i]);
@@ -563,8 +570,9 @@ static ml_ref multiply(state *s, ml_ref like, ml_ref left, ml_ref right, const m
         return ml_scaled_dot(to, left, right, scale, axes, count, dtype);
     }
     if (node_of(s, like)->op == ML_OP_DOT) return ml_dot(to, left, right, axes, count, dtype);
-    ml_ref sources[4] = {left, right};
-    for (int i = 2; i < 4; i++) sources[i] = s->r->map[ml_graph_source(s->r->from, like, i)];
+    ml_ref sources[RAGGED_MOST_SOURCES] = {left, right};
+    for (int i = 2; i < node_of(s, like)->source_count; i++)
+        sources[i] = s->r->map[ml_graph_source(s->r->from, like, i)];
     ml_axis rows = (ml_axis)ml_graph_args(s->r->from, like)[0];
     if (node_of(s, like)->op == ML_OP_RAGGED_OUTER)
         return ml_ragged_outer(to, sources, rows, dtype);

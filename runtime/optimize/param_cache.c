@@ -14,6 +14,7 @@
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "runtime/optimize/optimize.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -104,6 +105,9 @@ static void find_casts(work *w) {
             w->cast[n] = ml_is_narrow((ml_dtype)dtype) && (w->source[from] || scaled);
         }
         if (w->casts && ml_is_scaled_dot(g, n)) find_numbers(w, ml_graph_source(g, n, 2));
+        if (w->casts && ml_op_is_ragged(node->op) &&
+            ml_ragged_is_scaled(g, ml_graph_source(g, n, 0)))
+            find_numbers(w, ml_graph_source(g, n, RAGGED_SCALE));
         w->cacheable[n] =
             gathers(w, n) || (node->op == ML_OP_CAST && w->cacheable[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;

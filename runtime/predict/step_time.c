@@ -140,7 +140,8 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
     default:
         work = step->flops / rates->simple_flops;
         if (step->ragged)
-            work = step->flops * filled_share(layout) / rates->grouped_flops,
+            work = step->flops * filled_share(layout) / rates->grouped_flops /
+                   (step->ragged->scaled && rates->scaled_speed > 0 ? rates->scaled_speed : 1),
             bound = PREDICT_PRODUCTS;
         if (is_scan(s, step)) {
             work = step->flops / (rates->product_flops * rates->scan_share);

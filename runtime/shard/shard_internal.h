@@ -66,11 +66,13 @@ typedef struct sharder sharder;
 /* Rows of groups (ML_OWNED, ML_SENT), as the rules of the op that first places some have them
  * (ops/ragged). */
 typedef struct {
-    /* Strategies of elementwise ops and sums over s->mesh that work on such rows. */
+    /* Strategies of elementwise ops, sums and maxima over s->mesh that work on such rows. */
     void (*propose)(sharder *s, ml_ref n);
     /* Value n in the placement shard_unsent gives (node), sent as `at` says; and back. */
     ml_ref (*send)(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
     ml_ref (*bring_back)(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+    /* bool over rows of value n in placement `at` (node): they count as this rank's. */
+    ml_ref (*own)(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
     /* The results of all overflow checks, as f32 over the checks: the largest of all ranks, or
      * under pipeline stages this rank's. */
     ml_ref (*overflows)(sharder *s);
@@ -137,6 +139,9 @@ void shard_nodes(sharder *s, const ml_roots *roots);
 void shard_enter(sharder *s, ml_ref n);
 
 /* ---- shard_move.c ---- */
+/* bool over rows of value n, which is ML_OWNED in placement `at` (node): they count as this rank's,
+ * being of its groups, or of none on the first rank. */
+ml_ref shard_rows_of_own(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 /* The local node that holds value n in this placement (no partial one that it does not have). */
 ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
 /* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its

@@ -107,12 +107,27 @@ static void keep_cleared(sharder *s, ml_ref n, ml_ref before, ml_ref after) {
         if (s->versions.at[v].node == before) s->versions.at[v].node = after;
 }
 
+/* The least number in rows that are others' where a maximum is over rows of groups. */
+static ml_ref of_own_rows(sharder *s, ml_ref n, ml_ref x, const ml_placements *at) {
+    const ml_ref source = ml_graph_source(s->from, n, 0);
+    const ml_type *global = ml_graph_type(s->from, source), *t = ml_graph_type(s->from, n);
+    for (int i = 0; i < s->layout->count; i++) {
+        const ml_placement p = at->over[i];
+        if ((p.kind != ML_OWNED && p.kind != ML_SENT) || ml_type_find(t, global->axis[p.axis]) >= 0)
+            continue;
+        const ml_ref own = s->rows->own(s, source, x, at);
+        return ml_where(s->to, own, x, identity(s->to, ML_OP_MAX, (ml_dtype)global->dtype));
+    }
+    return x;
+}
+
 ml_ref shard_reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at) {
     const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, k));
     const ml_type *t = ml_graph_type(s->from, n);
     ml_op op = ml_graph_node(s->from, n)->op;
     const int64_t *args = ml_graph_args(s->from, n);
     const ml_ref given = x;
+    if (op == ML_OP_MAX) x = of_own_rows(s, n, x, at);
     for (int i = 0; i < global->rank; i++) {
         bool kept = ml_type_find(t, global->axis[i]) >= 0 &&
                     (op != ML_OP_SCATTER_ADD || global->axis[i] != (ml_axis)args[0]);

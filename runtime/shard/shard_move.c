@@ -287,13 +287,20 @@ static ml_ref own_rows(movement *m, int row) {
     return ml_map2(g, ML_OP_OR, rows_within(m, row, &at), ml_map2(g, ML_OP_AND, none, first));
 }
 
+ml_ref shard_rows_of_own(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
+    movement m = {
+        .s = s, .value = n, .global = *ml_graph_type(s->from, n), .at = *at, .node = node};
+    int row = 0;
+    for (int i = 0; i < s->layout->count; i++)
+        if (at->over[i].kind == ML_OWNED) row = at->over[i].axis;
+    return own_rows(&m, row);
+}
+
 /* Zeros where other ranks' rows are: then the ranks' tensors add up to the whole one. */
 static void clear_others(movement *m) {
-    int row = 0;
-    for (int i = 0; i < m->s->layout->count; i++)
-        if (m->at.over[i].kind == ML_OWNED) row = m->at.over[i].axis;
     ml_ref zero = ml_const(m->s->to, (ml_dtype)m->global.dtype, 0);
-    m->node = ml_where(m->s->to, own_rows(m, row), m->node, zero);
+    ml_ref own = shard_rows_of_own(m->s, m->value, m->node, &m->at);
+    m->node = ml_where(m->s->to, own, m->node, zero);
     back(m, m->node);
     for (int i = 0; i < m->s->layout->count; i++)
         if (m->at.over[i].kind == ML_OWNED) m->at.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};

@@ -494,7 +494,8 @@ void shard_propose(sharder *s, ml_ref n) {
             by_name(s, n, 0);
         else
             propose_rest(s, n);
-        if (s->rows && (ml_op_is_map(op) || op == ML_OP_SUM)) s->rows->propose(s, n);
+        if (s->rows && (ml_op_is_map(op) || op == ML_OP_SUM || op == ML_OP_MAX))
+            s->rows->propose(s, n);
         shard_propose_partial(s, n);
     }
     (void)shard_strategy_new(s, n, SHARD_NO_CUT);

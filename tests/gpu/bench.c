@@ -54,7 +54,7 @@ static void see_kernels(gpu_bench *b, const ml_plan *plan) {
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_kernel *kernel = plan->schedule->steps.at[i].kernel;
         b->hopper |= kernel != NULL && kernel->fallback != NULL;
-        b->maps |= kernel != NULL && kernel->map_count > 0;
+        for (; kernel != NULL; kernel = kernel->next) b->maps |= kernel->map_count > 0;
     }
 }
 

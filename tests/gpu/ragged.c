@@ -65,6 +65,42 @@ GPU_TEST(ragged, wide) {
     with_each(build, 70);
 }
 
+/* Of 8 bits, with values whose sums Hopper's adder holds: forward by matrices with either side
+ * contiguous, by gradients (E5M2), and outer products, whose squares are wanted too; sizes that no
+ * kernel takes. */
+static ml_ref bytes(ops_case *c, ml_dtype dtype, const char *axes) {
+    ml_ref x = ml_map1(c->g, ML_OP_ROUND, ops_input(c, ML_F32, axes, -3, 3));
+    return ml_cast(c->g, ml_map2(c->g, ML_OP_MUL, x, ml_const(c->g, ML_F32, 2)), dtype);
+}
+static void add_bytes(ops_case *c, const char *x, const char *w, const char *y, ml_dtype left) {
+    const ml_ref starts = bound(c, false), ends = bound(c, true);
+    const ml_ref scale = ops_input(c, ML_F32, "", 0.5, 2);
+    const ml_axis r = ops_axis(c, "r"), k = ops_axis(c, "k");
+    ml_ref sources[5] = {bytes(c, left, x), bytes(c, ML_E4M3, w), starts, ends, scale};
+    ops_output(c, ml_ragged_dot(c->g, sources, r, k, ML_BF16), ops_tolerance(ML_BF16),
+               "%s %s of %s by E4M3", x, w, ml_dtypes[left].name);
+    for (int i = 0; i < 2; i++) {
+        sources[0] = bytes(c, ML_E4M3, x), sources[1] = bytes(c, i ? ML_E4M3 : ML_E5M2, y);
+        ml_ref outer = ml_ragged_outer(c->g, sources, r, i ? ML_BF16 : ML_F32);
+        ops_output(c, outer, ops_tolerance(i ? ML_BF16 : ML_F32), "%s outer %s, %d", x, y, i);
+        if (i) continue;
+        ml_type type = *ml_graph_type(c->g, outer);
+        outer = ml_reduce(c->g, ML_OP_SUM, ml_map2(c->g, ML_OP_MUL, outer, outer), type.axis,
+                          type.rank);
+        ops_output(c, outer, 4 * ops_tolerance(ML_F32), "its squares");
+    }
+}
+static void build_bytes(ops_case *c) {
+    add_bytes(c, "b2 r240 k208", "e4 k208 n272", "b2 r240 n272", ML_E4M3);
+    add_bytes(c, "b2 r240 k208", "e4 n272 k208", "b2 r240 n272", ML_E5M2);
+    add_bytes(c, "b2 r240 k208", "e4 k208 n48", "b2 r240 n48", ML_E5M2);
+    add_bytes(c, "b2 r240 k41", "e4 k41 n24", "b2 r240 n24", ML_E5M2);
+}
+
+GPU_TEST(ragged, bytes) {
+    with_each(build_bytes, 75);
+}
+
 /* Rows sorted by groups drawn at random, one of them never: few rows each, and many. */
 static void draw(ops_case *c, const char *x_axes, const char *w_axes, const char *ids_axes,
                  const char *both_axes, int64_t groups) {
@@ -251,6 +287,31 @@ static void print_times(void *context, const ml_profile *profile) {
     fflush(stdout);
 }
 
+/* The same of operands of 8 bits. */
+static void bench_bytes(void *context) {
+    bench *b = context;
+    const ml_type x_type = type_of(b, ML_E4M3, "brk"), w_type = type_of(b, ML_E4M3, "ekn");
+    const ml_type dy_type = type_of(b, ML_E5M2, "brn"), one = {.dtype = ML_F32};
+    const ml_type types[] = {type_of(b, ML_BF16, "brn"), type_of(b, ML_BF16, "brk"),
+                             type_of(b, ML_F32, "ekn")};
+    const ml_ref starts = bench_bound(b, 0), ends = bench_bound(b, 1);
+    const ml_ref scale = gpu_bench_operand(&b->base, &one, 0);
+    const ml_ref x = gpu_bench_operand(&b->base, &x_type, 0);
+    const ml_ref w = gpu_bench_operand(&b->base, &w_type, 0);
+    const ml_ref dy = gpu_bench_operand(&b->base, &dy_type, 0);
+    const ml_axis rows = x_type.axis[1];
+    const ml_ref values[] = {
+        ml_ragged_dot(b->base.g, (ml_ref[]){x, w, starts, ends, scale}, rows, w_type.axis[1],
+                      ML_BF16),
+        ml_ragged_dot(b->base.g, (ml_ref[]){dy, w, starts, ends, scale}, rows, w_type.axis[2],
+                      ML_BF16),
+        ml_ragged_outer(b->base.g, (ml_ref[]){x, dy, starts, ends, scale}, rows, ML_F32)};
+    ml_update updates[3];
+    for (int i = 0; i < 3; i++)
+        updates[i] = (ml_update){gpu_bench_state(&b->base, &types[i], 0), values[i]};
+    gpu_bench_run(&b->base, updates, 3, print_times, b);
+}
+
 /* y = x w, and what its gradients need: dx = dy w', dw = x' dy. */
 static void bench_body(void *context) {
     bench *b = context;
@@ -271,9 +332,9 @@ static void bench_body(void *context) {
     gpu_bench_run(&b->base, updates, 3, print_times, b);
 }
 
-static void time_one(const shape *s, const char *kernels) {
-    bench b = {.shape = s, .kernels = kernels};
-    ml_status status = gpu_bench_time(&b.base, bench_body, &b);
+static void time_one(const shape *s, const char *kernels, bool of_bytes) {
+    bench b = {.shape = s, .kernels = of_bytes ? "8 bits" : kernels};
+    ml_status status = gpu_bench_time(&b.base, of_bytes ? bench_bytes : bench_body, &b);
     EXPECT(status == ML_OK, "%s, %s: %s", s->name, kernels, ml_error_last()->text);
 }
 
@@ -284,6 +345,8 @@ GPU_TEST(ragged, times) {
     bool small = size && strcmp(size, "tiny") == 0;
     int kernels = size && strcmp(size, "all") == 0 ? KERNELS : 1;
     for (int i = 0; size && i < (small ? 1 : 4); i++)
-        for (int k = 0; k < kernels; k++) time_one(small ? &tiny : &shapes[i], choose(knobs, k));
+        for (int k = 0; k < kernels; k++)
+            for (int of_bytes = 0; of_bytes < (k ? 1 : 2); of_bytes++)
+                time_one(small ? &tiny : &shapes[i], choose(knobs, k), of_bytes);
     *knobs = kept;
 }

@@ -36,8 +36,9 @@ static void write_kernels(FILE *file, ml_kernel *const *kernels, int count) {
         const char *entry = kernels[i]->entry;
         write_source(file, kernels[i]);
         fprintf(file,
-                "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
-                "bytes) { emulated_run(%s_kernel::enter, a, x, y, block, bytes); }\n",
+                "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, unsigned z, int "
+                "block, long bytes) { for (blockIdx.z = 0; blockIdx.z < z; blockIdx.z++) "
+                "emulated_run(%s_kernel::enter, a, x, y, block, bytes); blockIdx.z = 0; }\n",
                 entry, entry);
     }
 }
@@ -52,11 +53,11 @@ static void launch(void *library, const ml_kernel *k, char *const *memory) {
     snprintf(name, sizeof name, "%s_emulated", k->entry);
     union {
         void *object;
-        void (*call)(void *, unsigned, unsigned, int, long);
+        void (*call)(void *, unsigned, unsigned, unsigned, int, long);
     } symbol = {dlsym(library, name)};
     REQUIRE(symbol.object);
-    CHECK_EQ_INT(k->grid[2], 1);
-    symbol.call(arguments, k->grid[0], k->grid[1], (int)k->block, (long)k->shared_bytes);
+    symbol.call(arguments, k->grid[0], k->grid[1], k->grid[2], (int)k->block,
+                (long)k->shared_bytes);
 }
 
 bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory) {

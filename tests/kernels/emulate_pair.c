@@ -50,13 +50,14 @@ static void write_source(FILE *file, const ml_kernel *k) {
 static void write_map(char *to, const ml_tensor_map *map, char *const *memory) {
     int64_t fields[ML_MAP_BYTES / 8] = {(int64_t)(uintptr_t)memory[map->pointer]};
     CHECK_EQ_INT(map->rank, 3);
-    CHECK_EQ_INT(map->dtype, ML_BF16);
+    const int bytes = ml_dtypes[map->dtype].bytes;
+    CHECK(bytes == 1 || bytes == 2);
     CHECK_EQ_INT(map->swizzle, 128);
-    CHECK_EQ_INT(map->box[0], 64);
+    CHECK_EQ_INT(map->box[0], 128 / bytes);
     CHECK_EQ_INT(map->box[2], 1);
     for (int i = 0; i < 3; i++) fields[1 + i] = map->size[i], fields[4 + i] = map->stride[i];
-    for (int i = 1; i < 3; i++) CHECK(map->stride[i] > 0 && map->stride[i] % 8 == 0);
-    fields[7] = map->box[1];
+    for (int i = 1; i < 3; i++) CHECK(map->stride[i] > 0 && map->stride[i] * bytes % 16 == 0);
+    fields[7] = map->box[1], fields[8] = bytes;
     memcpy(to, fields, sizeof fields);
 }
 

@@ -400,6 +400,9 @@ static inline unsigned permute_bytes(unsigned low, unsigned high, unsigned order
     for (int i = 0; i < 4; i++) r |= (unsigned)(all >> (order >> 4 * i & 7) * 8 & 255) << 8 * i;
     return r;
 }
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned order) {
+    return permute_bytes(low, high, order);
+}
 static inline unsigned fma_bf16_pair(unsigned x, unsigned y, unsigned z) {
     unsigned r = 0;
     for (int i = 0; i < 32; i += 16) {

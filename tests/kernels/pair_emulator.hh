@@ -61,10 +61,10 @@ template <class T> static T __shfl_up_sync(unsigned, T value, int by) {
 
 /* As tests/kernels/emulate_pair.c fills it. */
 struct alignas(64) emulated_map {
-    const unsigned short *base;
+    const char *base;
     int64_t size[3], stride[3];
-    int64_t lines;
-    char unused[64];
+    int64_t lines, bytes; /* bytes: of an element */
+    char unused[56];
 };
 static_assert(sizeof(emulated_map) == 128, "a tensor map has 128 bytes");
 
@@ -121,13 +121,13 @@ static void emulated_box(const emulated_map *map, unsigned to, int x, int y, int
     for (unsigned block = 0; block < 2; block++) {
         if (!both && block != blockIdx.x) continue;
         for (int line = 0; line < map->lines; line++)
-            for (int i = 0; i < 64; i++) {
+            for (int i = 0; i < 128 / map->bytes; i++) {
                 bool in = x + i < map->size[0] && y + line < map->size[1] && z < map->size[2];
                 in = in && x >= 0 && y >= 0 && z >= 0;
-                const unsigned short *from = map->base;
-                if (in) from += x + i + (y + line) * map->stride[1] + z * map->stride[2];
-                *(unsigned short *)(arena[block] + emulated_swizzle(to + line * 128 + i * 2)) =
-                    in ? *from : 0;
+                int64_t from = x + i + (y + line) * map->stride[1] + z * map->stride[2];
+                unsigned at = emulated_swizzle(to + line * 128 + i * (int)map->bytes);
+                for (int k = 0; k < map->bytes; k++)
+                    arena[block][at + k] = in ? map->base[from * map->bytes + k] : 0;
             }
         emulated_arrive(block, barrier, 0, (int)-map->lines * 128);
     }
@@ -138,6 +138,9 @@ struct emulated_product {
     unsigned long long left, right;
     int group;
     bool left_flat, right_flat;
+    float (*load[2])(unsigned char); /* of 8 bits: how each operand is read; else NULL */
+    int columns;
+    bool add;
 };
 enum { PRODUCTS = 64 /* of a thread under way */ };
 static thread_local emulated_product products[PRODUCTS];
@@ -149,7 +152,25 @@ static float emulated_element(unsigned long long operand, int i, int depth, bool
     at += flat ? i / 64 * block + depth * 128 + i % 64 * 2 : i * 128 + depth * 2;
     return ml_load_bf16(*(unsigned short *)(arena[blockIdx.x] + emulated_swizzle(at)));
 }
+static float emulated_byte(const emulated_product &p, int which, int i, int depth) {
+    unsigned at = ((which ? p.right : p.left) & 0x3fff) << 4;
+    return p.load[which](arena[blockIdx.x][emulated_swizzle(at + i * 128 + depth)]);
+}
+/* Of 8 bits: lines of 128 deep. */
+static void emulated_multiply_bytes(const emulated_product &p) {
+    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    for (int i = 0; !p.add && i < p.columns / 2; i++) p.sums[i] = 0;
+    for (int depth = 0; depth < 32; depth++) {
+        float left[2] = {emulated_byte(p, 0, row, depth), emulated_byte(p, 0, row + 8, depth)};
+        for (int u = 0; u < p.columns / 8; u++)
+            for (int j = 0; j < 2; j++) {
+                float x = emulated_byte(p, 1, u * 8 + column + j, depth);
+                p.sums[u * 4 + j] += left[0] * x, p.sums[u * 4 + 2 + j] += left[1] * x;
+            }
+    }
+}
 static void emulated_multiply(const emulated_product &p) {
+    if (p.load[0]) return emulated_multiply_bytes(p);
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     for (int depth = 0; depth < 16; depth++) {
         float left[2] = {emulated_element(p.left, row, depth, p.left_flat),
@@ -200,8 +221,17 @@ static void wgmma_commit() { groups++; }
 template <int LATER> static void wgmma_wait() { emulated_finish(LATER); }
 #define EMULATED_WGMMA_SS(NAME, COLUMNS, SUMS, A, B, P, LEFT_FLAT, RIGHT_FLAT)                     \
     static void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right, int) {   \
-        emulated_product_later({c, left, right, groups, LEFT_FLAT, RIGHT_FLAT});                   \
+        emulated_product_later(                                                                    \
+            {c, left, right, groups, LEFT_FLAT, RIGHT_FLAT, {NULL, NULL}, COLUMNS, true});         \
     }
+#define EMULATED_WGMMA_BYTES(...) EMULATED_WGMMA_OF_BYTES(__VA_ARGS__)
+#define EMULATED_WGMMA_OF_BYTES(NAME, COLUMNS, SUMS, A, B, P, LEFT, RIGHT)                         \
+    static void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right,          \
+                     int add) {                                                                    \
+        emulated_product_later({c, left, right, groups, false, false,                              \
+                                {ml_load_##LEFT, ml_load_##RIGHT}, COLUMNS, add != 0});            \
+    }
+template <class T> static void keep_in_registers(T &) {}
 template <int> static void decrease_registers() {}
 template <int> static void increase_registers() {}
 

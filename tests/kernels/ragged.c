@@ -64,14 +64,18 @@ static void kernel(fixture *f, const grouping *p, ml_dtype dtype, ml_dtype resul
     snprintf(f->label, sizeof f->label, "%s %s %s k %lld n %lld, grouping %d",
              ml_dtypes[dtype].name, a, b, (long long)k, (long long)n,
              p >= groupings && p < groupings + GROUPINGS ? (int)(p - groupings) : -1);
-    bool batch = strchr(a, 'b') != NULL;
-    ml_ref sources[4] = {matrix(f, dtype, a, p->rows, p->groups, k, n),
-                         matrix(f, dtype, b, p->rows, p->groups, k, n),
+    bool batch = strchr(a, 'b') != NULL, outer = strchr(b, 'r') != NULL;
+    /* what comes of gradients is E5M2: rows, the right operand of an outer product */
+    const bool bytes = ml_dtypes[dtype].bytes == 1;
+    const ml_dtype left = bytes && outer ? ML_E4M3 : dtype,
+                   right = outer || !bytes ? dtype : ML_E4M3;
+    ml_ref sources[5] = {matrix(f, left, a, p->rows, p->groups, k, n),
+                         matrix(f, right, b, p->rows, p->groups, k, n),
                          bound(f, p, p->starts, batch), bound(f, p, p->ends, batch)};
-    bool outer = strchr(b, 'r') != NULL;
+    if (bytes) sources[4] = fixture_input(f, ML_F32, "", 0.5, 2);
     int64_t args[] = {fixture_axis(f, "r"), fixture_axis(f, "e"), result == ML_F32};
     ml_ref y =
-        outer ? ml_graph_add(f->g, ML_OP_RAGGED_OUTER, sources, 4, args, 3,
+        outer ? ml_graph_add(f->g, ML_OP_RAGGED_OUTER, sources, bytes ? 5 : 4, args, 3,
                              &(ml_type){.dtype = result})
               : ml_ragged_dot(f->g, sources, fixture_axis(f, "r"), fixture_axis(f, "k"), result);
     template_check(f, y, result == ML_BF16 ? 4e-3 : dtype == ML_F64 ? 1e-14 : 2e-6);
@@ -147,6 +151,31 @@ static void wide(fixture *f) {
     kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840);  /* two bands of columns */
     template_spoil(0, 0, 0);
 }
+/* Of 8 bits: matrices with either side contiguous, more steps than slots, rows of both sequences,
+ * tiles odd in number both ways; gradients. */
+static void bytes(fixture *f) {
+    static const grouping few = {3, 40, {0, 20, 25}, {20, 20, 38}};
+    static const grouping p = {3, 150, {0, 90, 100}, {90, 90, 145}};
+    template_spoil(fixture_axis(f, "r"), 21, 25); /* of no group: they may not be read */
+    kernel(f, &few, ML_E4M3, ML_BF16, "brk", "ekn", 528, 80);
+    kernel(f, &few, ML_E5M2, ML_F32, "brk", "brn", 80, 272);
+    kernel(f, &few, ML_E5M2, ML_BF16, "rk", "ekn", 33, 7); /* no tensor cores */
+    template_spoil(fixture_axis(f, "r"), 91, 100);
+    if (test_all()) {
+        kernel(f, &p, ML_E4M3, ML_BF16, "brk", "ekn", 784, 144);
+        kernel(f, &p, ML_E5M2, ML_BF16, "rk", "enk", 208, 272);
+        kernel(f, &p, ML_E5M2, ML_F32, "brk", "brn", 144, 272);
+        kernel(f, &p, ML_E4M3, ML_F32, "rk", "enk", 208, 48);
+        kernel(f, &p, ML_E4M3, ML_BF16, "rk", "rn", 80, 528);
+    }
+    template_spoil(0, 0, 0);
+}
+TEST(kernels, moe_bytes_emulated) {
+    template_use_emulator(true);
+    fixture_run(bytes, 4);
+    template_use_emulator(false);
+}
+
 /* The hidden tensor of an expert beside gate and up: of rows of both sequences, and of none. */
 static void gated(fixture *f, const char *x_axes, const char *w_axes, const char *row_axes) {
     ml_graph *g = f->g;

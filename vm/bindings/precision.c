@@ -111,12 +111,15 @@ static bool in_block(const char *name) {
     return false;
 }
 
-/* The sizes of a weight that a product sums over, and of the others. */
+/* The sizes of a weight that a product sums over, and of the others; of one expert's. */
 static void weight_sizes(const ml_graph *g, ml_ref product, ml_ref weight, int64_t size[2]) {
     const ml_type *type = ml_graph_type(g, weight), *result = ml_graph_type(g, product);
+    const bool ragged = ml_graph_node(g, product)->op == ML_OP_RAGGED_DOT;
+    const ml_type *groups = ragged ? ml_graph_type(g, ml_graph_source(g, product, 2)) : NULL;
     size[0] = size[1] = 1;
     for (int i = 0; i < type->rank; i++)
-        size[ml_type_find(result, type->axis[i]) >= 0] *= type->size[i];
+        if (!groups || ml_type_find(groups, type->axis[i]) < 0)
+            size[ml_type_find(result, type->axis[i]) >= 0] *= type->size[i];
 }
 
 static void check_fp8(lua_State *L, ml_ref product, const ml_state *parameter,
@@ -153,7 +156,8 @@ static void mark_fp8(void *argument) {
 void precision_mark_fp8(lua_State *L, ml_ref product) {
     ml_vm *vm = vm_of(L);
     const ml_graph *g = vm->graph;
-    if (!vm->fp8 || vm->exact || ml_graph_node(g, product)->op != ML_OP_DOT) return;
+    const ml_op op = ml_graph_node(g, product)->op;
+    if (!vm->fp8 || vm->exact || (op != ML_OP_DOT && op != ML_OP_RAGGED_DOT)) return;
     const ml_ref sources[2] = {ml_graph_source(g, product, 0), ml_graph_source(g, product, 1)};
     const ml_state *parameters[2] = {parameter_of(g, sources[0]), parameter_of(g, sources[1])};
     const int which = parameters[0] == NULL;
@@ -255,7 +259,8 @@ void precision_add(lua_State *L, precision_report *r, const ml_plan *part, doubl
         double flops = step->flops * times;
         r->flops += flops;
         r->count++;
-        if (step->gemm && step->gemm->scaled) r->scaled_flops += flops, r->scaled_count++;
+        if ((step->gemm && step->gemm->scaled) || (step->ragged && step->ragged->scaled))
+            r->scaled_flops += flops, r->scaled_count++;
         if (!narrow || (dtype != ML_F32 && dtype != ML_F64)) continue;
         r->wide_flops += flops;
         r->wide_count++;

@@ -293,7 +293,9 @@ static int tensor_ragged_dot(lua_State *L) {
     node.args[2] = over;
     node.args[3] = 0; /* no function */
     node.arg_count = 4;
-    return vm_push_tensor(L, precision_product(L, &node, 2));
+    const ml_ref product = precision_product(L, &node, 2);
+    precision_mark_fp8(L, product);
+    return vm_push_tensor(L, product);
 }
 
 /* ---- Contraction ----------------------------------------------------------------------------- */

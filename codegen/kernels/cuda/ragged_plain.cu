@@ -5,6 +5,8 @@
 #define ENTRY ragged
 #define ADDER float
 #define LOAD ml_load_bf16
+#define RIGHT_LOAD ml_load_bf16
+#define SCALE 0     /* pointer of what sums are multiplied by, of 8 bits; 0: nothing */
 #define LEFT_DEEP 1 /* depth is innermost in memory */
 #define RIGHT_DEEP 0
 #endif
@@ -40,12 +42,12 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
             if (valid) seek(walk_right, a, group, d + j);
             rights[j][at] =
                 valid
-                    ? (ADDER)LOAD(
+                    ? (ADDER)RIGHT_LOAD(
                           right[walk_right.batch * B_BATCH +
                                 (d + j - walk_right.first + walk_right.start) * B_ROW + at * B_COL])
                     : 0;
 #else
-            rights[j][at] = valid ? (ADDER)LOAD(right[at * B_COL + (d + j) * B_ROW]) : 0;
+            rights[j][at] = valid ? (ADDER)RIGHT_LOAD(right[at * B_COL + (d + j) * B_ROW]) : 0;
 #endif
         }
         __syncthreads();
@@ -58,8 +60,9 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
                     sum[u][v] += lefts[j][y + 16 * u] * rights[j][x + 16 * v];
         __syncthreads();
     }
+    const ADDER scale = SCALE ? *(const float *)a.p[SCALE] : 1;
     for (int u = 0; u < 4; u++)
         for (int v = 0; v < 4; v++)
             if (y + 16 * u < rows && x + 16 * v < columns)
-                out[OUT_ROW(y + 16 * u) + (x + 16 * v) * C_COL] = STORE(sum[u][v]);
+                out[OUT_ROW(y + 16 * u) + (x + 16 * v) * C_COL] = STORE(sum[u][v] * scale);
 }

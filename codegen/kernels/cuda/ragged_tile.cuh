@@ -4,6 +4,7 @@
  * nothing to do. */
 #ifndef MLUA_EMBEDDED
 #define MEMORY ml_bf16
+#define RIGHT_MEMORY ml_bf16
 #define TILE_M 128
 #define TILE_N 128
 #define TILES 40           /* tiles of rows, at most */
@@ -25,7 +26,7 @@ extern "C" __global__ void ENTRY(arguments a) {
     enter(walk, a, group, 0);
     walk_right = walk;
     const MEMORY *left = (const MEMORY *)a.p[0] + m * A_COL;
-    const MEMORY *right = (const MEMORY *)a.p[1] + n * B_COL;
+    const RIGHT_MEMORY *right = (const RIGHT_MEMORY *)a.p[1] + n * B_COL;
     RESULT *out = (RESULT *)a.p[C_AT] + group * C_GROUP + m * C_ROW + n * C_COL;
 #else
 __shared__ long long row_at[TILE_M], out_at[TILE_M], tile_first;
@@ -70,7 +71,7 @@ if (threadIdx.x < rows) {
 }
 __syncthreads();
 const MEMORY *left = (const MEMORY *)a.p[0];
-const MEMORY *right = (const MEMORY *)a.p[1] + group * B_GROUP + column * B_COL;
+const RIGHT_MEMORY *right = (const RIGHT_MEMORY *)a.p[1] + group * B_GROUP + column * B_COL;
 RESULT *out = (RESULT *)a.p[C_AT] + column * C_COL;
 #endif
 #ifndef MLUA_EMBEDDED

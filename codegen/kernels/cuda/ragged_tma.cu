@@ -1,4 +1,5 @@
-/* Products by groups of rows in bf16 on Hopper's copy engine (TMA) and warpgroup products (wgmma).
+/* Products by groups of rows in bf16, or in floats of 8 bits, on Hopper's copy engine (TMA) and
+ * warpgroup products (wgmma).
  *
  * Blocks are persistent and come in pairs (clusters), a pair a work tile at a time: two tiles of
  * 128 x 256 that share their columns, or, where a group's tiles of rows are odd in number, two of
@@ -11,6 +12,11 @@
  * lines that are swizzled as ragged_wgmma.cuh says. Lines along the rows may come from several
  * elements of the batch: what comes from one is cut into boxes of 32, 16, ... 1 lines. Lines that
  * a sum must not see are loaded from outside of the tensor, as zeros.
+ *
+ * Of 8 bits a box is 64 lines of 128 deep. Hopper adds such products with 13 bits behind the
+ * largest: sums that are to be in f32 begin anew every 128 of depth and are added up in registers,
+ * half of the columns at a time, while the other warpgroup multiplies. Operands of RAGGED_OUTER are
+ * transposed before (ragged_turn.cu), each group at a multiple of 128, filled up with zeros.
  *
  * Where a RAGGED_OUTER gives sums of squares too, each warp adds up those of its 16 x 256 results
  * (others are 0) before it writes them. */
@@ -33,8 +39,10 @@
 #define N_TILES 4 /* tiles along the columns */
 #define SLOTS 4
 #define SLOT_BYTES 49152
-#define BAND 8 /* pairs of tiles of rows */
-#define WIDE 8 /* results in 16 bytes */
+#define STEP 64 /* of the depth, in a slot */
+#define SCALE 0 /* pointer of what sums are multiplied by, of 8 bits */
+#define BAND 8  /* pairs of tiles of rows */
+#define WIDE 8  /* results in 16 bytes */
 #define START_BATCH 8LL
 #define START_STRIDE 1LL
 #define END_BATCH 8LL
@@ -67,6 +75,9 @@ struct tables {
     unsigned long long full[SLOTS], empty[SLOTS];
     int start[GROUPS * BATCHES], before[GROUPS * BATCHES];
     int total[GROUPS], item[GROUPS + 1];
+#if BYTES && OUTER
+    int place[GROUPS]; /* where its rows begin in operands that were transposed */
+#endif
 };
 ML_INLINE int tiles_of(int rows) { return OUTER ? (K_SIZE + 127) / 128 : (rows + 127) / 128; }
 ML_INLINE int items_of(int rows) {
@@ -106,6 +117,13 @@ ML_INLINE void fill_tables(const arguments &a, tables &t) {
         done += __shfl_sync(~0u, sum, 31);
     }
     if (lane == 0) t.item[GROUPS] = done;
+#if BYTES && OUTER
+    if (lane == 32)
+        for (int e = 0, place = 0; e < GROUPS; e++) {
+            t.place[e] = place;
+            place += (t.total[e] + 127) / 128 * 128;
+        }
+#endif
     cluster_sync();
 }
 /* A block's tile of a work tile; `same_rows`: the other block's differs in its columns. */
@@ -234,7 +252,32 @@ ML_INLINE void write_gated(const arguments &a, location p, int column, const flo
 }
 #endif
 
-#if OUTER
+#if OUTER && BYTES
+/* A box a lane of one warp. */
+ML_INLINE void load_all(const arguments &a, tables &t, unsigned ring, int rank) {
+    int lane = threadIdx.x, slot = 0;
+    unsigned parity = 1;
+    tile tile = {};
+    if (lane >= 32) return;
+    for (int item = blockIdx.x / 2; item < t.item[GROUPS]; item += gridDim.x / 2) {
+        seek_tile(t, item, rank, tile);
+        int total = t.total[tile.group], place = t.place[tile.group];
+        box_load own = choose_box(tile, rank, lane);
+        for (int row = 0; row < total; row += STEP) {
+            unsigned to = ring + slot * SLOT_BYTES, full = shared_address(&t.full[slot]);
+            barrier_spin(shared_address(&t.empty[slot]), parity);
+            __syncwarp(); /* or a late lane would find it empty once more */
+            if (lane == 0) barrier_expect(full, SLOT_BYTES);
+            __syncwarp();
+            if (lane < (tile.same_rows ? 5 : 4))
+                load_box(a.map + (own.left ? 0 : 1), to + own.to, place + row, own.at, 0, full,
+                         own.both);
+            __syncwarp();
+            if (++slot == SLOTS) slot = 0, parity ^= 1;
+        }
+    }
+}
+#elif OUTER
 /* The same rows for all boxes of a step; a box a warp. */
 /* Of a box that has rows of several elements of the batch, or ends: the lanes' segments. */
 ML_INLINE void load_cut(const tensor_map *map, const tables &t, int group, int batch, int row,
@@ -327,7 +370,7 @@ ML_INLINE void load_matrix(const arguments &a, tables &t, unsigned ring, int ran
     for (int item = blockIdx.x / 2; item < t.item[GROUPS]; item += gridDim.x / 2) {
         seek_tile(t, item, rank, tile);
         box_load own = choose_box(tile, rank, (tile.same_rows ? 1 : 2) + lane);
-        for (int d = 0; d < K_SIZE; d += 64) {
+        for (int d = 0; d < K_SIZE; d += STEP) {
             unsigned to = ring + slot * SLOT_BYTES, full = shared_address(&t.full[slot]);
             barrier_spin(shared_address(&t.empty[slot]), parity);
             __syncwarp(); /* or a late lane would find it empty once more */
@@ -370,7 +413,7 @@ ML_INLINE void load_rows(const arguments &a, tables &t, unsigned ring, int rank)
         int first = __shfl_sync(~0u, segments, 0), all = first + __shfl_sync(~0u, segments, 1);
         segment mine = {};
         if (lane < all) mine = list[lane < first ? lane : 64 + lane - first];
-        for (int d = 0; d < K_SIZE; d += 64) {
+        for (int d = 0; d < K_SIZE; d += STEP) {
             unsigned to = ring + slot * SLOT_BYTES, full = shared_address(&t.full[slot]);
             barrier_spin(shared_address(&t.empty[slot]), parity);
             __syncwarp(); /* or a late lane would find it empty once more */
@@ -412,6 +455,26 @@ ML_INLINE void write_squares(const arguments &a, int group, int row, int column,
 }
 #endif
 
+#if PROMOTES
+/* 128 of depth by half of the columns at a time. */
+ML_INLINE void multiply_slot(float (&sum)[128], unsigned lefts, unsigned rights) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float part[64];
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma(part, descriptor(lefts + k * LEFT_STEP, LEFT_BLOCK),
+                  descriptor(rights + half * 16384 + k * RIGHT_STEP, RIGHT_BLOCK), k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep_in_registers(part);
+#pragma unroll
+        for (int i = 0; i < 64; i++) sum[half * 64 + i] += part[i];
+    }
+}
+#endif
+
 ML_INLINE void multiply(const arguments &a, const tables &t, unsigned ring, int rank) {
     int slot = 0, lane = threadIdx.x % 32, warpgroup = threadIdx.x / 128 - 1;
     int first = warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4; /* row of results */
@@ -419,7 +482,7 @@ ML_INLINE void multiply(const arguments &a, const tables &t, unsigned ring, int 
     tile tile = {};
     for (int item = blockIdx.x / 2; item < t.item[GROUPS]; item += gridDim.x / 2) {
         seek_tile(t, item, rank, tile);
-        int steps = OUTER ? (t.total[tile.group] + 63) / 64 : (K_SIZE + 63) / 64;
+        int steps = ((OUTER ? t.total[tile.group] : K_SIZE) + STEP - 1) / STEP;
         if (!OUTER && tile.row + warpgroup * 64 >= t.total[tile.group]) { /* no rows */
             for (int step = 0; step < steps; step++) {
                 barrier_spin(shared_address(&t.full[slot]), parity);
@@ -430,11 +493,17 @@ ML_INLINE void multiply(const arguments &a, const tables &t, unsigned ring, int 
             continue;
         }
         float sum[128] = {};
+#if !PROMOTES
         unsigned last = 0;
+#endif
         for (int step = 0; step < steps; step++) {
             unsigned lefts = ring + slot * SLOT_BYTES + warpgroup * 8192;
             unsigned rights = ring + slot * SLOT_BYTES + 16384;
             barrier_spin(shared_address(&t.full[slot]), parity);
+#if PROMOTES
+            multiply_slot(sum, lefts, rights);
+            if (lane < 2) barrier_release(shared_address(&t.empty[slot]), lane);
+#else
             wgmma_begin();
 #pragma unroll
             for (int k = 0; k < 4; k++)
@@ -444,10 +513,18 @@ ML_INLINE void multiply(const arguments &a, const tables &t, unsigned ring, int 
             wgmma_wait<1>();
             if (step > 0 && lane < 2) barrier_release(last, lane);
             last = shared_address(&t.empty[slot]);
+#endif
             if (++slot == SLOTS) slot = 0, parity ^= 1;
         }
+#if !PROMOTES
         wgmma_wait<0>();
         if (steps > 0 && lane < 2) barrier_release(last, lane);
+#endif
+#if BYTES
+        const float scale = *(const float *)a.p[SCALE];
+#pragma unroll
+        for (int i = 0; i < 128; i++) sum[i] *= scale;
+#endif
         int columns = N_SIZE - tile.column;
 #if SQUARES
         write_squares(a, tile.group, tile.row + first - lane / 4, tile.column, sum);

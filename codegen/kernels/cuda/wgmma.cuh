@@ -106,6 +106,17 @@ template <int N> static __device__ __forceinline__ void keep_in_registers(unsign
                      : SUMS_##SUMS                                                                 \
                      : "l"(left), "l"(right), "r"(add));                                           \
     }
+/* The same of 8-bit floats, LEFT and RIGHT e4m3 or e5m2; both with depth innermost. */
+#define WGMMA_BYTES(...) WGMMA_OF_BYTES(__VA_ARGS__)
+#define WGMMA_OF_BYTES(NAME, COLUMNS, SUMS, A, B, P, LEFT, RIGHT)                                  \
+    static __device__ __forceinline__ void NAME(float(&c)[SUMS], unsigned long long left,          \
+                                                unsigned long long right, int add) {               \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #P ", 0; "                                 \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32." #LEFT "." #RIGHT      \
+                     " {" REGISTERS_##SUMS "}, %" #A ", %" #B ", p, 1, 1; }"                       \
+                     : SUMS_##SUMS                                                                 \
+                     : "l"(left), "l"(right), "r"(add));                                           \
+    }
 #define WGMMA_RS(NAME, COLUMNS, SUMS, A, B, C, D, E, P, RIGHT_FLAT)                                \
     static __device__ __forceinline__ void NAME(float(&c)[SUMS], unsigned a0, unsigned a1,         \
                                                 unsigned a2, unsigned a3,                          \
@@ -120,4 +131,5 @@ template <int N> static __device__ __forceinline__ void keep_in_registers(unsign
 #else /* tests/kernels/emulator.hh */
 #define WGMMA_SS EMULATED_WGMMA_SS
 #define WGMMA_RS EMULATED_WGMMA_RS
+#define WGMMA_BYTES EMULATED_WGMMA_BYTES
 #endif

@@ -5,8 +5,14 @@
 
 #include "runtime/device/cuda/cuda_internal.h"
 
+static bool has_maps(const ml_kernel *chain) {
+    for (; chain; chain = chain->next)
+        if (chain->map_count > 0) return true;
+    return false;
+}
+
 void cuda_maps_choose(cuda_step *step) {
-    while (step->kernel && step->kernel->map_count > 0 && !cuda.cuTensorMapEncodeTiled) {
+    while (has_maps(step->kernel) && !cuda.cuTensorMapEncodeTiled) {
         if (!step->kernel->fallback) {
             ml_fail(ML_DEVICE, "the NVIDIA driver is too old: it has no cuTensorMapEncodeTiled");
             ml_help("install driver 525 or newer, or run with --device cpu");

@@ -11,10 +11,14 @@
  * Weights of one block that multiply the same operand share a scale, and so do the gradients of
  * their results: merge_products.c can then compute them as one product.
  *
+ * Rows that are picked of a tensor, as tokens are for experts, have the scale of the tensor, which
+ * is rounded before they are picked: the kernel that makes it writes both, and a rank sends bytes.
+ *
  * After sharding ml_widen_scaled_products rewrites those that no library serves: 8-bit floats are
  * exact in bf16, so products of bf16 that accumulate in f32 compute the same. */
 #include "runtime/ops/quantize/scale_products.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/ragged/ragged.h"
 #include "runtime/passes/passes.h"
 
 #include <string.h>
@@ -41,8 +45,14 @@ static const ml_node *node_of(const state *s, ml_ref n) {
 
 static bool is_marked(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
-    return node->op == ML_OP_DOT && (node->flags & ML_NODE_FP8) &&
-           !(node->flags & ML_NODE_FUNCTION) && node->source_count == 2;
+    const bool dot = node->op == ML_OP_DOT && node->source_count == 2;
+    const bool ragged = ml_op_is_ragged(node->op) && node->source_count == RAGGED_SCALE;
+    return (dot || ragged) && (node->flags & ML_NODE_FP8) && !(node->flags & ML_NODE_FUNCTION);
+}
+
+static bool is_scaled(const ml_graph *g, ml_ref n) {
+    return ml_is_scaled_dot(g, n) || (ml_op_is_ragged(ml_graph_node(g, n)->op) &&
+                                      ml_ragged_is_scaled(g, ml_graph_source(g, n, 0)));
 }
 
 bool ml_scale_products_applies(const ml_graph *g) {
@@ -190,6 +200,19 @@ static void begin(rewrite *r) {
 
 /* ---- Rounding -------------------------------------------------------------------------------- */
 
+/* What rows are picked of, by n or by what n only arranges; n itself where there is no such. */
+static ml_ref picked_of(const state *s, ml_ref n) {
+    ml_ref from = n;
+    for (ml_ref at = n;; at = ml_graph_source(s->r->from, at, 0)) {
+        const ml_op op = node_of(s, at)->op;
+        if (op == ML_OP_GATHER)
+            from = ml_graph_source(s->r->from, at, 0);
+        else if (op != ML_OP_PERMUTE && op != ML_OP_RENAME && op != ML_OP_MERGE &&
+                 op != ML_OP_SPLIT)
+            return s->parameter[from] ? n : from;
+    }
+}
+
 /* What is rounded: of a weight's cast, the state. */
 static ml_ref value_of(const state *s, ml_ref n) {
     const ml_ref under =
@@ -199,6 +222,7 @@ static ml_ref value_of(const state *s, ml_ref n) {
 
 static ml_ref most_of(state *s, ml_ref n) {
     ml_graph *to = s->r->to;
+    n = picked_of(s, n);
     if (s->most[n]) return s->most[n];
     /* In f32: a kernel that computes a maximum of bf16 divides by it as it is, and stores it
      * rounded for the products, whose results would be off by as much. */
@@ -220,14 +244,47 @@ static ml_ref shared_most(state *s, ml_ref n) {
     return most;
 }
 
+/* n, of `bytes` in the place of what it picks rows of. */
+static ml_ref picked(state *s, ml_ref n, ml_ref from, ml_ref bytes) {
+    if (n == from) return bytes;
+    const ml_ref *old = ml_graph_sources(s->r->from, n);
+    const ml_ref source = picked(s, old[0], from, bytes);
+    const ml_node *node = node_of(s, n);
+    ml_type type = *ml_graph_type(s->r->from, n);
+    type.dtype = ml_graph_type(s->r->to, bytes)->dtype;
+    ml_ref sources[2] = {source};
+    if (node->source_count > 1) sources[1] = s->r->map[old[1]];
+    return ml_graph_add(s->r->to, node->op, sources, node->source_count,
+                        ml_graph_args(s->r->from, n), node->arg_count, &type);
+}
+
 static ml_ref rounded(state *s, ml_ref n, ml_dtype dtype) {
     ml_graph *to = s->r->to;
     ml_ref *made = &s->rounded[dtype == ML_E5M2][n];
     if (*made) return *made;
     const ml_ref largest = ml_const(to, ML_F32, ml_dtypes[dtype].largest);
     const ml_ref scale = ml_map2(to, ML_OP_DIV, largest, shared_most(s, n));
-    const ml_ref value = ml_cast(to, value_of(s, n), ML_F32);
-    return *made = ml_cast(to, ml_map2(to, ML_OP_MUL, value, scale), dtype);
+    const ml_ref from = picked_of(s, n);
+    const ml_ref value = ml_cast(to, value_of(s, from), ML_F32);
+    const ml_ref bytes = ml_cast(to, ml_map2(to, ML_OP_MUL, value, scale), dtype);
+    return *made = picked(s, n, from, bytes);
+}
+
+/* The scaled product in the place of n; its operands and their scale come first. */
+static ml_ref scaled_product(rewrite *r, ml_ref n, const ml_ref *sources, const ml_ref *operand,
+                             ml_ref scale) {
+    const ml_dtype dtype = (ml_dtype)ml_graph_type(r->from, n)->dtype;
+    const ml_node *node = ml_graph_node(r->from, n);
+    const int64_t *args = ml_graph_args(r->from, n);
+    if (node->op == ML_OP_DOT) {
+        ml_axis axes[ML_MAX_AXES];
+        for (int i = 0; i < node->arg_count; i++) axes[i] = (ml_axis)args[i];
+        return ml_scaled_dot(r->to, operand[0], operand[1], scale, axes, node->arg_count, dtype);
+    }
+    const ml_ref all[] = {operand[0], operand[1], sources[2], sources[3], scale};
+    return node->op == ML_OP_RAGGED_DOT
+               ? ml_ragged_dot(r->to, all, (ml_axis)args[0], (ml_axis)args[2], dtype)
+               : ml_ragged_outer(r->to, all, (ml_axis)args[0], dtype);
 }
 
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
@@ -248,11 +305,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
         largest *= ml_dtypes[dtype].largest;
     }
     scale = ml_map2(to, ML_OP_MUL, scale, ml_const(to, ML_F32, 1 / largest));
-    const int count = node_of(s, n)->arg_count;
-    const ml_type *type = ml_graph_type(r->from, n);
-    ml_axis axes[ML_MAX_AXES];
-    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(r->from, n)[i];
-    return ml_scaled_dot(to, operand[0], operand[1], scale, axes, count, (ml_dtype)type->dtype);
+    return scaled_product(r, n, sources, operand, scale);
 }
 
 ml_graph *ml_scale_products(const ml_graph *from, ml_roots *roots) {
@@ -269,21 +322,35 @@ typedef struct {
 
 bool ml_widen_scaled_products_applies(const ml_graph *g) {
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (ml_is_scaled_dot(g, n)) return true;
+        if (is_scaled(g, n)) return true;
     return false;
+}
+
+/* As a product of bf16 that gives f32: 8-bit floats are exact in bf16. */
+static ml_ref wide_product(rewrite *r, ml_ref n, const ml_ref *sources) {
+    ml_graph *to = r->to;
+    const ml_node *node = ml_graph_node(r->from, n);
+    const int64_t *args = ml_graph_args(r->from, n);
+    ml_ref all[RAGGED_SCALE];
+    for (int i = 0; i < 2; i++) all[i] = ml_cast(to, sources[i], ML_BF16);
+    if (node->op == ML_OP_DOT) {
+        ml_axis axes[ML_MAX_AXES];
+        for (int i = 0; i < node->arg_count; i++) axes[i] = (ml_axis)args[i];
+        return ml_dot(to, all[0], all[1], axes, node->arg_count, ML_F32);
+    }
+    all[2] = sources[2], all[3] = sources[3];
+    return node->op == ML_OP_RAGGED_DOT
+               ? ml_ragged_dot(to, all, (ml_axis)args[0], (ml_axis)args[2], ML_F32)
+               : ml_ragged_outer(to, all, (ml_axis)args[0], ML_F32);
 }
 
 static ml_ref widen(rewrite *r, ml_ref n, const ml_ref *sources) {
     const widening *w = r->context;
     ml_graph *to = r->to;
-    if (!ml_is_scaled_dot(r->from, n) || w->served(w->context, r->from, n))
+    if (!is_scaled(r->from, n) || w->served(w->context, r->from, n))
         return rewrite_copy(r, n, sources);
-    ml_axis axes[ML_MAX_AXES];
-    const int count = ml_graph_node(r->from, n)->arg_count;
-    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(r->from, n)[i];
-    ml_ref sum = ml_dot(to, ml_cast(to, sources[0], ML_BF16), ml_cast(to, sources[1], ML_BF16),
-                        axes, count, ML_F32);
-    sum = ml_map2(to, ML_OP_MUL, sum, sources[2]);
+    const ml_ref scale = sources[ml_graph_node(r->from, n)->source_count - 1];
+    const ml_ref sum = ml_map2(to, ML_OP_MUL, wide_product(r, n, sources), scale);
     return ml_cast(to, sum, (ml_dtype)ml_graph_type(r->from, n)->dtype);
 }
 

@@ -48,7 +48,8 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     if (wanted[n]) {
         const int64_t *args = ml_graph_args(r->from, n);
         int64_t with_squares[] = {args[0], args[1], 1};
-        return ml_graph_add(r->to, ML_OP_RAGGED_OUTER, sources, 4, with_squares, 3,
+        return ml_graph_add(r->to, ML_OP_RAGGED_OUTER, sources,
+                            ml_graph_node(r->from, n)->source_count, with_squares, 3,
                             &(ml_type){.dtype = ML_F32});
     }
     if (!is_norm(r->from, n, &found)) return rewrite_copy(r, n, sources);

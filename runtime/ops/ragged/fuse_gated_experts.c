@@ -6,7 +6,7 @@
 #include "runtime/ops/ragged/ragged.h"
 #include "runtime/passes/passes.h"
 
-enum { PRODUCT_SOURCES = RAGGED_PRODUCT_SOURCES, HALVES = RAGGED_HALVES, MOST_NODES = 24 };
+enum { HALVES = RAGGED_HALVES, MOST_NODES = 24 };
 
 typedef struct {
     ml_ref dot, result;            /* in the old graph */
@@ -126,12 +126,13 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     const gated *f = &s->of[n];
     const ml_type type = *type_of(r->from, n);
     if (f->dot) {
-        ml_ref all[PRODUCT_SOURCES + RAGGED_GATED_ROWS];
-        for (int i = 0; i < PRODUCT_SOURCES; i++) all[i] = sources[i];
-        for (int i = 0; i < f->rows; i++) all[PRODUCT_SOURCES + i] = r->map[f->row[i]];
+        ml_ref all[RAGGED_MOST_SOURCES + RAGGED_GATED_ROWS];
+        const int count = ml_graph_node(r->from, n)->source_count;
+        for (int i = 0; i < count; i++) all[i] = sources[i];
+        for (int i = 0; i < f->rows; i++) all[count + i] = r->map[f->row[i]];
         const int64_t *args = ml_graph_args(r->from, n);
         ml_ref root = graph_copy_function(r->to, r->to, function(r, f, f->result));
-        return ml_graph_add(r->to, ML_OP_RAGGED_DOT, all, PRODUCT_SOURCES + f->rows,
+        return ml_graph_add(r->to, ML_OP_RAGGED_DOT, all, count + f->rows,
                             (int64_t[]){args[0], args[1], args[2], root}, 4, &type);
     }
     if (!s->dot[n]) return rewrite_copy(r, n, sources);

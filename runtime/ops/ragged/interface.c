@@ -10,9 +10,13 @@ static int outputs(const ml_graph *g, ml_ref n) {
 }
 
 static void gradient(tape *t, ml_ref n, const ml_ref *cotangents) {
-    for (int i = 0; i < 2; i++)
-        if (gradient_wants(t, n, i))
-            gradient_give(t, n, i, ragged_gradient(gradient_graph(t), n, cotangents[0], i));
+    ml_graph *g = gradient_graph(t);
+    for (int i = 0; i < 2; i++) {
+        if (!gradient_wants(t, n, i)) continue;
+        const ml_ref made = ragged_gradient(g, n, cotangents[0], i);
+        ml_graph_mark(g, made, ml_graph_node(g, n)->flags & ML_NODE_FP8);
+        gradient_give(t, n, i, made);
+    }
 }
 
 static bool has_function(const ml_graph *g, ml_ref n, int64_t longest) {

@@ -302,6 +302,17 @@ ml_ref rows_bring_back(sharder *s, ml_ref n, ml_ref node, const ml_placements *a
     return ml_where(x.g, ml_broadcast(x.g, lost, t), ml_const(x.g, (ml_dtype)t->dtype, NAN), back);
 }
 
+/* Of sent rows: the capacity slots that one fills. */
+ml_ref rows_own(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) {
+    int i = shard_sent_over(s, at);
+    if (i < 0) return shard_rows_of_own(s, n, node, at);
+    const shard_exchange *e = rows_exchange(s, n, at, i);
+    exchange x = axes_of(s, n, e->owner, at, i);
+    ml_ref full = ml_cast(x.g, op2(&x, ML_OP_GE, e->index, number(&x, 0)), ML_I32);
+    full = ml_rename(x.g, all_to_all(&x, full), x.axis[PEER], x.axis[BATCH]);
+    return ml_cast(x.g, ml_rename(x.g, full, x.axis[PLACE], x.axis[ROW]), ML_BOOL);
+}
+
 ml_ref rows_overflows(sharder *s) {
     ml_graph *g = s->to;
     ml_type one = {.dtype = ML_F32, .rank = 1, .size = {1}};
@@ -427,7 +438,8 @@ void rows_propose_sent(sharder *s, ml_ref n) {
         propose_product(s, n);
         return;
     }
-    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM) return;
+    const bool most = node->op == ML_OP_MAX;
+    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM && !most) return;
     rows_of rows = {0};
     for (int k = 0; k < node->source_count && !rows.row; k++) {
         ml_ref source = ml_graph_source(s->from, n, k);
@@ -438,7 +450,9 @@ void rows_propose_sent(sharder *s, ml_ref n) {
         const ml_type *t = ml_graph_type(s->from, source);
         rows = (rows_of){t->axis[at.axis], t->axis[at.batch], s->values[source].owner};
     }
-    if (!rows.row || !has(s, n, rows.row) || !has(s, n, rows.batch)) return;
+    if (!rows.row || has(s, n, rows.row) != has(s, n, rows.batch)) return;
+    const bool over_rows = !has(s, n, rows.row);
+    if (over_rows && !most) return;
     for (int k = 0; k < node->source_count; k++) {
         ml_ref source = ml_graph_source(s->from, n, k);
         if (!fits(s, source, &rows) || !uncut(s, source, k, &rows)) return;
@@ -446,5 +460,5 @@ void rows_propose_sent(sharder *s, ml_ref n) {
     shard_strategy *to = shard_strategy_new(s, n, SHARD_OWN);
     for (int k = 0; k < node->source_count; k++)
         s->pool.at[to->sources + (uint32_t)k] = sent(s, ml_graph_source(s->from, n, k), &rows);
-    to->out[0] = sent(s, n, &rows);
+    to->out[0] = over_rows ? (ml_placement){ML_PARTIAL_MAX, 0} : sent(s, n, &rows);
 }

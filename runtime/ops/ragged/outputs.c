@@ -39,7 +39,8 @@ void ragged_gated_type(const ml_graph *g, ml_ref dot, int i, ml_type *out) {
 
 /* Numbers of the rows: each axis is one of the result's, but not its last. */
 void ragged_check_gated(infer *in, const ml_type *out) {
-    for (int i = RAGGED_PRODUCT_SOURCES; i < in->source_count; i++) {
+    const int own = ml_ragged_sources(in->g, in->sources[0]);
+    for (int i = own; i < in->source_count; i++) {
         const ml_type *t = infer_source(in, i);
         for (int k = 0; k < t->rank; k++) {
             int at = ml_type_find(out, t->axis[k]);
@@ -47,8 +48,7 @@ void ragged_check_gated(infer *in, const ml_type *out) {
                 ml_raise(ML_INTERNAL, "the function of a product by groups reads its rows alone");
         }
     }
-    if ((in->args[3] == 0 && in->source_count > RAGGED_PRODUCT_SOURCES) ||
-        (in->args[3] && out->size[out->rank - 1] % RAGGED_HALVES))
+    if (in->args[3] && out->size[out->rank - 1] % RAGGED_HALVES)
         ml_raise(ML_INTERNAL, "the product has no halves for its epilogue");
 }
 
@@ -56,13 +56,13 @@ void ragged_check_gated(infer *in, const ml_type *out) {
 void ragged_gated_define(ml_graph *g, ml_ref n, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(g, n);
     const int64_t *args = ml_graph_args(g, n);
-    ml_ref sources[RAGGED_PRODUCT_SOURCES], values[RAGGED_HALVES + RAGGED_GATED_ROWS],
+    ml_ref sources[RAGGED_MOST_SOURCES], values[RAGGED_HALVES + RAGGED_GATED_ROWS],
         root = (ml_ref)args[3];
+    const int own_sources = ml_ragged_sources(g, ml_graph_source(g, n, 0));
     const ml_type type = *ml_graph_type(g, n);
-    int count = RAGGED_HALVES, rows = node->source_count - RAGGED_PRODUCT_SOURCES;
-    for (int i = 0; i < RAGGED_PRODUCT_SOURCES; i++) sources[i] = ml_graph_source(g, n, i);
-    for (int i = 0; i < rows; i++)
-        values[count++] = ml_graph_source(g, n, RAGGED_PRODUCT_SOURCES + i);
+    int count = RAGGED_HALVES, rows = node->source_count - own_sources;
+    for (int i = 0; i < own_sources; i++) sources[i] = ml_graph_source(g, n, i);
+    for (int i = 0; i < rows; i++) values[count++] = ml_graph_source(g, n, own_sources + i);
     outputs[0] =
         ml_ragged_dot(g, sources, (ml_axis)args[0], (ml_axis)args[2], (ml_dtype)type.dtype);
     ml_axis own = type.axis[type.rank - 1], named = ml_graph_type(g, root)->axis[type.rank - 1];

@@ -97,11 +97,27 @@ static void infer_outer(infer *in, ml_type *out) {
     infer_append(in, out, y->axis[n], y->size[n]);
 }
 
+/* Operands of 8 bits, which only passes make, and their scale. */
+static ml_dtype scaled_dtype(const infer *in) {
+    const ml_type *scale = infer_source(in, RAGGED_SCALE);
+    const ml_dtype right = (ml_dtype)infer_source(in, 1)->dtype;
+    if (scale->rank != 0 || scale->dtype != ML_F32 || in->given == NULL || !ml_is_narrow(right) ||
+        ml_dtypes[right].bytes != 1)
+        ml_raise(ML_INTERNAL, "a scaled product takes floats of 8 bits and a number in f32");
+    return (ml_dtype)in->given->dtype;
+}
+
 void ragged_infer(infer *in, ml_type *out) {
-    if (in->source_count < RAGGED_PRODUCT_SOURCES)
+    const bool more = in->op == ML_OP_RAGGED_DOT && in->args[3] != 0;
+    const int least =
+        in->source_count < RAGGED_SCALE ? RAGGED_SCALE : ml_ragged_sources(in->g, in->sources[0]);
+    if (least > RAGGED_SCALE && in->source_count == RAGGED_SCALE)
+        infer_raise(in, "cast them to bf16 first", "%s: operands of 8 bits have no product",
+                    ml_ops[in->op].name);
+    if (in->source_count < least || (in->source_count > least && !more))
         ml_raise(ML_INTERNAL, "%s has %d operands", ml_ops[in->op].name, in->source_count);
     for (int i = 0; i < 2; i++) infer_float_only(in, i);
-    ml_dtype dtype = infer_promote(in, 0, 2);
+    ml_dtype dtype = least > RAGGED_SCALE ? scaled_dtype(in) : infer_promote(in, 0, 2);
     if (in->given && ml_dtypes[in->given->dtype].kind == ML_KIND_FLOAT) dtype = in->given->dtype;
     out->dtype = dtype;
     if (in->op == ML_OP_RAGGED_DOT)
@@ -121,14 +137,14 @@ static ml_axis groups_of(const ml_graph *g, const ml_ref *sources) {
 ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis reduced,
                      ml_dtype dtype) {
     ml_axis groups = groups_of(g, sources);
-    return ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 4, (int64_t[]){rows, groups, reduced, 0}, 4,
-                        &(ml_type){.dtype = dtype});
+    return ml_graph_add(g, ML_OP_RAGGED_DOT, sources, ml_ragged_sources(g, sources[0]),
+                        (int64_t[]){rows, groups, reduced, 0}, 4, &(ml_type){.dtype = dtype});
 }
 
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype) {
     ml_axis groups = groups_of(g, sources);
-    return ml_graph_add(g, ML_OP_RAGGED_OUTER, sources, 4, (int64_t[]){rows, groups, 0}, 3,
-                        &(ml_type){.dtype = dtype});
+    return ml_graph_add(g, ML_OP_RAGGED_OUTER, sources, ml_ragged_sources(g, sources[0]),
+                        (int64_t[]){rows, groups, 0}, 3, &(ml_type){.dtype = dtype});
 }
 
 /* The axis that is none of these; 0 where there is none. */
@@ -243,13 +259,15 @@ static void evaluate(ml_op op, const reference_value *const *source, const int64
 }
 
 void ragged_evaluate(reference_run *r, ml_ref n, int i, reference_value *out) {
-    const reference_value *sources[RAGGED_PRODUCT_SOURCES];
+    const reference_value *sources[RAGGED_MOST_SOURCES];
     const ml_op op = (ml_op)ml_graph_node(r->graph, n)->op;
-    for (int k = 0; k < RAGGED_PRODUCT_SOURCES; k++)
-        sources[k] = &r->values[ml_graph_source(r->graph, n, k)];
+    const int count = ml_ragged_sources(r->graph, ml_graph_source(r->graph, n, 0));
+    for (int k = 0; k < count; k++) sources[k] = &r->values[ml_graph_source(r->graph, n, k)];
     reference_value product = {.type = *ml_graph_type(r->graph, n), .cells = out->cells};
     if (i > 0)
         product.cells = ML_NEW_ARRAY(r->scratch, reference_cell, ml_type_elements(&product.type));
     evaluate(op, sources, ml_graph_args(r->graph, n), &product);
+    for (int64_t k = 0; count > RAGGED_SCALE && k < ml_type_elements(&product.type); k++)
+        product.cells[k].number *= sources[RAGGED_SCALE]->cells[0].number;
     if (i > 0) ragged_squares(&product, out);
 }

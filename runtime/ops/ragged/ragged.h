@@ -8,26 +8,41 @@
  * argument is set (ml_fuse_expert_norms) it has a second output: sums of the squares of its blocks
  * of 16 x 256, which its kernels compute from registers. Where RAGGED_DOT's last argument is a
  * function (ml_fuse_gated_experts) its columns are two halves, and a second output is that function
- * of both, PARAM 0 and 1, and of further operands, numbers of the rows, from PARAM 2 on. */
+ * of both, PARAM 0 and 1, and of further operands, numbers of the rows, from PARAM 2 on.
+ *
+ * Operands of 8 bits (quantize/scale_products.c) have a fifth source, their scale: an f32 number by
+ * which every sum is multiplied before it is rounded. */
 #ifndef ML_RAGGED_H
 #define ML_RAGGED_H
 
 #include "runtime/graph/graph.h"
 
 /* sources: x {batch, rows, reduced}, w {groups, reduced, n}, starts and ends i32 {batch, groups};
- * batch may be missing. Gives {batch, rows, n} of dtype. */
+ * batch may be missing; of x in 8 bits also the scale. Gives {batch, rows, n} of dtype. */
 ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis reduced,
                      ml_dtype dtype);
-/* sources: x {batch, rows, m}, y {batch, rows, n}, starts and ends. Gives {groups, m, n}. */
+/* sources: x {batch, rows, m}, y {batch, rows, n}, starts, ends, scale. Gives {groups, m, n}. */
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype);
 
 static inline bool ml_op_is_ragged(ml_op op) {
     return op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
 }
 
+enum { RAGGED_SCALE = 4 /* its place, where there is one */, RAGGED_MOST_SOURCES };
+
+/* Whether a product by groups of this left operand has a scale, and how many sources it has before
+ * numbers of the rows. */
+static inline bool ml_ragged_is_scaled(const ml_graph *g, ml_ref left) {
+    const ml_dtype dtype = (ml_dtype)ml_graph_type(g, left)->dtype;
+    return ml_is_narrow(dtype) && ml_dtypes[dtype].bytes == 1;
+}
+static inline int ml_ragged_sources(const ml_graph *g, ml_ref left) {
+    return ml_ragged_is_scaled(g, left) ? RAGGED_MOST_SOURCES : RAGGED_SCALE;
+}
+
 enum { RAGGED_SQUARE_ROWS = 16, RAGGED_SQUARE_COLUMNS = 256 };
 int64_t ragged_blocks(int64_t size, int64_t block); /* whole and partial ones */
-enum { RAGGED_PRODUCT_SOURCES = 4, RAGGED_HALVES = 2 };
+enum { RAGGED_HALVES = 2 };
 enum { RAGGED_GATED_ROWS = 2, RAGGED_GATED_COLUMNS = 128 /* in whole blocks of these */ };
 
 /* ---- Passes ---- */

@@ -13,7 +13,7 @@ static void propose_rows(sharder *s, ml_ref n) {
     for (int k = 0; k < 2; k++) {
         const ml_type *from = shard_source_type(s, n, k);
         for (int i = 0; i < from->rank; i++) {
-            int at[4];
+            int at[RAGGED_MOST_SOURCES];
             for (int other = 0; other < node->source_count; other++)
                 at[other] = ml_type_find(shard_source_type(s, n, other), from->axis[i]);
             if (k == 1 && at[0] >= 0) continue; /* proposed already */
@@ -23,7 +23,7 @@ static void propose_rows(sharder *s, ml_ref n) {
     }
     if (node->op == ML_OP_RAGGED_DOT) return;
     int groups = ml_type_find(shard_source_type(s, n, 2), t->axis[0]);
-    int at[4] = {-1, -1, groups, groups};
+    int at[RAGGED_MOST_SOURCES] = {-1, -1, groups, groups, -1};
     shard_cut_evenly(s, n, t->axis[0], at, 0, 0);
 }
 
@@ -56,13 +56,14 @@ static bool sums(const sharder *s, ml_ref n) {
            shard_source_has(s, n, 1, (ml_placement){ML_PARTIAL_SUM, 0});
 }
 
-/* Elementwise ops, and sums over other axes, of rows of one partition into groups. */
+/* Elementwise ops, sums over other axes, and maxima, of rows of one partition into groups. */
 static void propose_own_rows(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
     const ml_ref *owner = NULL;
     ml_axis row_axis = 0;
-    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM) return;
+    const bool most = node->op == ML_OP_MAX;
+    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM && !most) return;
     for (int k = 0; k < node->source_count; k++)
         for (int j = 0; j < s->mesh; j++)
             if (s->need[k].over[j].kind == ML_OWNED || s->need[k].over[j].kind == ML_SENT)
@@ -77,7 +78,7 @@ static void propose_own_rows(sharder *s, ml_ref n) {
         owner = other;
         row_axis = axis;
     }
-    if (!owner || ml_type_find(t, row_axis) < 0) return;
+    if (!owner || (ml_type_find(t, row_axis) < 0 && !most)) return;
     if ((node->op == ML_OP_ADD || node->op == ML_OP_SUB) && sums(s, n)) return;
     shard_strategy *to = shard_strategy_new(s, n, SHARD_OWN);
     for (int k = 0; k < node->source_count; k++) {
@@ -85,7 +86,9 @@ static void propose_own_rows(sharder *s, ml_ref n) {
         if (row >= 0)
             s->pool.at[to->sources + (uint32_t)k] = (ml_placement){ML_OWNED, (uint8_t)row};
     }
-    to->out[0] = (ml_placement){ML_OWNED, (uint8_t)ml_type_find(t, row_axis)};
+    const int row = ml_type_find(t, row_axis);
+    to->out[0] =
+        row < 0 ? (ml_placement){ML_PARTIAL_MAX, 0} : (ml_placement){ML_OWNED, (uint8_t)row};
 }
 
 static void propose_elementwise(sharder *s, ml_ref n) {
@@ -97,6 +100,7 @@ static const shard_row_rules rows = {
     .propose = propose_elementwise,
     .send = rows_send,
     .bring_back = rows_bring_back,
+    .own = rows_own,
     .overflows = rows_overflows,
     .unless = rows_unless,
 };
@@ -149,8 +153,11 @@ static ml_ref local_bounds(sharder *s, ml_ref bounds, ml_ref base, int64_t rows)
     return ml_map2(s->to, ML_OP_MINIMUM, i, ml_const_int(s->to, ML_I32, rows));
 }
 
+/* The scale, if any, is that of all ranks. */
 static void local_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                           ml_ref *local) {
+    if (ml_graph_node(s->from, n)->source_count > RAGGED_SCALE)
+        local[RAGGED_SCALE] = sources[RAGGED_SCALE];
     const ml_type *x = ml_graph_type(s->to, sources[0]);
     int rows = ml_type_find(x, (ml_axis)ml_graph_args(s->from, n)[0]);
     int sent = shard_sent_over(s, &need[0]);
@@ -168,7 +175,7 @@ void ragged_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placemen
                   const ml_placements *out, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type local = ml_layout_local(s->layout, ml_graph_type(s->from, n), &out[0]);
-    ml_ref own[RAGGED_PRODUCT_SOURCES];
+    ml_ref own[RAGGED_MOST_SOURCES];
     local_sources(s, n, sources, need, own);
     outputs[0] = ml_graph_add(s->to, (ml_op)node->op, own, node->source_count,
                               ml_graph_args(s->from, n), node->arg_count, &local);

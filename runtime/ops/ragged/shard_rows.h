@@ -16,13 +16,14 @@ typedef struct {
 } shard_exchange;
 
 /* ---- moe_dispatch.c ---- */
-/* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops and sums
- * make of them. */
+/* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops, sums
+ * and maxima make of them. */
 void rows_propose_sent(sharder *s, ml_ref n);
 /* The exchange of values of this owner that are placed so, with ML_SENT over mesh axis i. */
 const shard_exchange *rows_exchange(sharder *s, ml_ref n, const ml_placements *at, int i);
 ml_ref rows_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 ml_ref rows_bring_back(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+ml_ref rows_own(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 ml_ref rows_overflows(sharder *s);
 ml_ref rows_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
 
