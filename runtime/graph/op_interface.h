@@ -43,8 +43,9 @@ typedef struct {
     double (*flops)(const ml_graph *g, ml_ref n);
     /* The program that n runs at each of so many positions, which the caller frees; NULL: none. */
     ml_graph *(*body)(const ml_graph *g, ml_ref n, int64_t *times);
-    /* The backward pass may compute it again instead of saving its result (passes/recompute.c). */
-    bool recomputes;
+    /* The backward pass may compute it again instead of saving its result (passes/recompute.c): for
+     * how many times as long as a product of as many FLOPs, about; 0: it may not. */
+    int recomputes;
 
     /* ---- Sharding (shard_internal.h) ---- */
     /* The ways to cut n's work over mesh axis s->mesh, beside none at all. */

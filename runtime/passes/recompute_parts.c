@@ -155,7 +155,7 @@ static bool recomputable(const partition *t, ml_ref n) {
     case ML_CLASS_CONTRACT: return true;
     case ML_CLASS_MOVE: return node->op != ML_OP_PLACE;
     case ML_CLASS_ROUTINE:
-        return ml_op_interfaces[node->op] && ml_op_interfaces[node->op]->recomputes;
+        return ml_op_interfaces[node->op] && ml_op_interfaces[node->op]->recomputes > 0;
     case ML_CLASS_LEAF:
     case ML_CLASS_SCAN:
     case ML_CLASS_COLLECTIVE: break;
@@ -171,6 +171,8 @@ static double seconds_of(const partition *t, ml_ref n) {
     double bytes = (double)ml_type_bytes(ml_graph_type(t->g, n)), work = 0;
     if (op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE)
         work = ml_flops(t->g, n) / m->product_flops;
+    if (op_class == ML_CLASS_ROUTINE && ml_op_interfaces[node->op])
+        work *= ml_op_interfaces[node->op]->recomputes;
     if (op_class == ML_CLASS_REDUCE)
         bytes = (double)ml_type_bytes(ml_graph_type(t->g, ml_graph_source(t->g, n, 0)));
     return work + bytes / m->memory_bytes;

@@ -47,6 +47,9 @@ PROCESS_TEST(memory_budget) {
                process_number(strrchr(r.output, '{'), "\"seconds\":"),
            "the least memory takes no more time: %s", r.output);
     process_expect(&r, "\"module\":\"blocks.*\"");
+    static const char mamba[] = "\"$ROOT/models/mamba.lua\" layers=4 embed=64 seq=512 batch=4";
+    EXPECT(planned(room, "MLUA_RECOMPUTE=1", mamba) < planned(room, "", mamba) / 2,
+           "products over chunks of a scan, and its states, are computed again");
     static const char fp8[] =
         "check \"$ROOT/models/gpt.lua\" layers=2 embed=64 heads=2 --device h200 "
         "--dtype fp8 --json";

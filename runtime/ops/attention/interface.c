@@ -82,7 +82,7 @@ const ml_op_interface ml_interface_ATTENTION = {
     .define = ml_attention_decompose,
     .decomposes = decomposes,
     .flops = flops,
-    .recomputes = true,
+    .recomputes = 1,
     .propose = attention_propose,
     .local = attention_local,
 };

@@ -14,7 +14,7 @@ const ml_op_interface ml_interface_CONV = {
     .gradient = gradient,
     .evaluate = conv_evaluate,
     .flops = conv_flops,
-    .recomputes = true,
+    .recomputes = 1,
     .propose = conv_propose,
     .local = conv_local,
 };

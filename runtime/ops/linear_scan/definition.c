@@ -29,18 +29,6 @@ static bool contains(const ml_ref *list, int count, ml_ref n) {
     return false;
 }
 
-/* About the bytes that the forward pass would store: products of decays between the positions of a
- * chunk, with keys where each has its own, and the transitions of chunks. */
-static double stored_bytes(const ml_graph *g, const ml_linear_scan *s, const ml_ref *sources) {
-    enum { POSITIONS = 32 };
-    const ml_type *state = ml_graph_type(g, sources[LINEAR_SCAN_STATE]);
-    double rows = (double)ml_type_elements(state) / (double)(s->key_size * s->value_size);
-    double each = (double)POSITIONS * (s->decay_per_key ? (double)s->key_size : 1);
-    each *= 1 + 2 * s->rank;
-    if (s->rank) each += (double)s->key_size * (double)s->key_size / POSITIONS;
-    return rows * (double)s->length * each * ml_dtypes[state->dtype].bytes;
-}
-
 static void gradient(ml_graph *g, ml_ref n, const ml_linear_scan *s, ml_ref *outputs) {
     int count = LINEAR_SCAN_FIRST_PAIR + 2 * s->rank;
     ml_ref sources[LINEAR_SCAN_MOST_SOURCES + 2], wrt[LINEAR_SCAN_MOST_SOURCES], roots[2], given[2];
@@ -49,11 +37,7 @@ static void gradient(ml_graph *g, ml_ref n, const ml_linear_scan *s, ml_ref *out
         wrt[i] = independent(g, s, sources, i);
         while (contains(wrt, i, wrt[i])) wrt[i] = whole_slice(g, wrt[i]); /* of one tensor */
     }
-    const double most = 0x1p28; /* more is computed again rather than stored */
-    uint8_t flags = g->flags;
-    if (stored_bytes(g, s, sources) > most) ml_graph_set_flags(g, flags | ML_NODE_COPY);
-    linear_scan_chunks(g, wrt, s, roots);
-    ml_graph_set_flags(g, flags);
+    linear_scan_chunks(g, wrt, s, roots); /* stored or computed again: passes/recompute.c */
     for (int i = 0; i < 2; i++) {
         ml_type type = *ml_graph_type(g, roots[i]);
         given[i] = ml_cast(g, ml_permute(g, sources[count + i], &type), (ml_dtype)type.dtype);

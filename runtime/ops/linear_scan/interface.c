@@ -34,6 +34,7 @@ const ml_op_interface ml_interface_LINEAR_SCAN = {
     .define = ml_linear_scan_decompose,
     .evaluate_all = linear_scan_evaluate,
     .flops = linear_scan_flops,
+    .recomputes = 4,
     .propose = linear_scan_propose,
     .local = linear_scan_local,
 };

@@ -53,6 +53,7 @@ const ml_op_interface ml_interface_RECURRENCE = {
     .gradient = recurrence_gradient,
     .evaluate_all = recurrence_evaluate,
     .flops = flops,
+    .recomputes = 4,
     .body = body,
     .place = recurrence_shard,
 };
