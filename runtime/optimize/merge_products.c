@@ -523,11 +523,22 @@ static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_
     return x;
 }
 
-/* An axis that no script can name; the same for the same group of another program over the same
- * model, so that what the two keep of the weights is the same, too (param_cache.c). */
+/* The state that a weight is computed from; -1 where it is none. */
+static int64_t state_of(const state *s, ml_ref n) {
+    while (node_of(s, n)->op != ML_OP_STATE && node_of(s, n)->source_count > 0) n = left_of(s, n);
+    return node_of(s, n)->op == ML_OP_STATE ? ml_graph_args(s->r->from, n)[0] : -1;
+}
+
+/* An axis that no script can name; the same for the same weights in another program over the same
+ * model, or again in this one, so that what is kept of them is the same, too (param_cache.c). */
 static ml_axis fresh_of(state *s, group *g) {
     char name[32];
-    snprintf(name, sizeof name, "joined'%u", (unsigned)(g - s->groups.at) + 1);
+    int64_t first =
+        s->weight[right_of(s, g->members[0])] ? state_of(s, right_of(s, g->members[0])) : -1;
+    if (first >= 0)
+        snprintf(name, sizeof name, "joined'%lld", (long long)first);
+    else
+        snprintf(name, sizeof name, "group'%u", (unsigned)(g - s->groups.at) + 1);
     if (!g->fresh) g->fresh = ml_axis_named(s->r->to, name);
     return g->fresh;
 }

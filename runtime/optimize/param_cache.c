@@ -93,6 +93,9 @@ static void find_casts(work *w) {
             w->source[n] = w->derived[n] = dtype == ML_F32 &&
                                            (value != 0 ? value != n : w->often) &&
                                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
+            /* Stored as products read them (stdlib/module.lua): side by side in merged ones. */
+            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && value == 0 && w->often &&
+                         ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
             const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* ops/quantize/weights.h */
             w->cacheable[n] = w->source[n] || (narrow && value == 0 && w->often);
             continue;
