@@ -283,6 +283,14 @@ local function chunk_for(self, longest)
   return new, rows
 end
 
+---How many tokens of a prompt of so many a step reads.
+---@param tokens integer
+---@return integer
+function Decoder:chunk_of(tokens)
+  local new = chunk_for(self, tokens)
+  return new
+end
+
 ---Compile now what steps need of `count` sequences that ask for these (default: of one and of all slots), and what reads their prompts.
 ---@param asked? table[]
 ---@param count? integer

@@ -4,17 +4,15 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local Answer = require "mlua.answer"
-local Decoder = require "mlua.decode"
 local Metrics = require "mlua.serve_metrics"
 local api = require "mlua.serve_api"
 local from = require "mlua.from"
 local given = require "mlua.given"
-local kept = require "mlua.kept"
+local prepared = require "mlua.serve_decoder"
 local text_files = require "mlua.text_files"
 local tokenizer_files = require "mlua.tokenizer_files"
 
 local BODY, WAITING_BYTES, CONNECTIONS, IDLE = 8 << 20, 256 << 20, 512, 75 -- bytes of one request, of all that wait; open connections; seconds
-local CHUNK_GPU = 2048 -- tokens of prompts that a step reads on a GPU, unless --chunk says so
 local POLL, LAST_BYTES = 0.2, 5 -- seconds: between looks at signals while nothing runs, for clients to take what was answered at the end
 local INTERNAL = "the server failed on this request, and its log says why"
 local FAILURES = 3 -- steps in a row that fail before the server ends
@@ -480,13 +478,8 @@ end
 ---@param seq Axis positions
 local function serve(model, seq)
   local options, how = core.options(), given.declared[model]
-  kept.require_prompt(model, seq)
   local http = options.rank == 0 and listen(options) or nil
-  local decoder = Decoder.new(model, {
-    chunk = options.chunk > 0 and options.chunk or core.device().name == "cuda" and CHUNK_GPU or nil,
-    seq = how and how.axis or seq, slots = options.slots, weights = options.weights, given = how and given.specs(model, { [how.input] = true }) or nil,
-  })
-  decoder:prepare(options.batch_invariant and { { temperature = 1, top_p = 0.5, presence_penalty = 1, logprobs = 1 } } or { { temperature = 0 }, { temperature = 1 } })
+  local decoder = prepared(model, seq)
   local self = setmetatable({
     http = http, decoder = decoder, model = describe(decoder, how), metrics = Metrics.new(), queue = options.queue, seconds = options.seconds, jobs = {},
     running = {}, unwritten = {}, waiting = {}, scoring = {}, serial = 0, failures = 0, now = core.time(), epoch = os.time(),

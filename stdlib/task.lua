@@ -63,7 +63,7 @@ function task.take(model, seq)
   if what == "generate" then -- all of them load the weights
     require "mlua.generate_task"(model, seq, task.ids())
   elseif what == "serve" then
-    require "mlua.serve"(model, seq)
+    require(core.options().mode == "check" and "mlua.serve_check" or "mlua.serve")(model, seq)
   else
     require "mlua.hf_export"(model)
   end

@@ -208,24 +208,11 @@ local function run_command(c, facts)
   return command.text(words)
 end
 
--- Shares of a step, in seconds.
-local function parts(c)
-  local p, s = c.predicted, c.predicted.seconds
-  return {
-    { "bubble", p.bubble * s }, { "exposed communication", p.exposed * s * (1 - p.bubble) }, { "products", p.products * s },
-    { "attention", p.attention * s }, { "memory-bound kernels", p.memory * s }, { "launches and small kernels", p.other * s },
-  }
-end
-
 -- Why a candidate is slower than the best: the part of its step that is longer by most.
 local function reason(c, best)
   if best.measured and c.measured then return ("measured %.1f %% slower"):format(100 * (best.measured / c.measured - 1)) end
-  local mine, others, worst = parts(c), parts(best), nil
-  for i, part in ipairs(mine) do
-    local more = part[2] - others[i][2]
-    if not worst or more > worst[2] then worst = { part[1], more, part[2], others[i][2] } end
-  end
-  return ("%.1f %% slower, most of it %s: %.4g ms a step, %.4g of the best"):format(100 * (c.seconds / best.seconds - 1), worst[1], 1e3 * worst[3], 1e3 * worst[4])
+  local name, mine, others = command.longest(c.predicted, 1, best.predicted, 1)
+  return ("%.1f %% slower, most of it %s: %.4g ms a step, %.4g of the best"):format(100 * (c.seconds / best.seconds - 1), name, 1e3 * mine, 1e3 * others)
 end
 
 -- Which are printed: the best ones, and of each further precision the best.

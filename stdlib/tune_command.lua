@@ -1,4 +1,4 @@
--- Words of commands and reports of checks, for the searches of `mlua tune` (tune.lua).
+-- Words of commands and reports of checks, for the searches of `mlua tune` (tune.lua, tune_serve.lua).
 local core = require "mlua.core"
 
 local command = {}
@@ -55,6 +55,32 @@ function command.report(result)
   if not result then return nil, "it was not done in time" end
   local report = result.output ~= "" and core.json(result.output:match "[^\n]*") or nil
   return report, result.errors
+end
+
+-- Shares of a predicted step, in seconds.
+local function parts(p)
+  local s = p.seconds
+  return {
+    { "bubble", p.bubble * s }, { "exposed communication", p.exposed * s * (1 - p.bubble) }, { "products", p.products * s },
+    { "attention", p.attention * s }, { "memory-bound kernels", p.memory * s }, { "launches and small kernels", p.other * s },
+  }
+end
+
+---The part of a predicted step that is longer than another's by most, both times a factor: its name, and the seconds of both.
+---@param mine table `predicted` of a report
+---@param factor number
+---@param other table
+---@param other_factor number
+---@return string name
+---@return number
+---@return number
+function command.longest(mine, factor, other, other_factor)
+  local others, name, seconds, best = parts(other), nil, nil, nil
+  for i, part in ipairs(parts(mine)) do
+    local own, theirs = factor * part[2], other_factor * others[i][2]
+    if not name or own - theirs > seconds - best then name, seconds, best = part[1], own, theirs end
+  end
+  return name, seconds, best
 end
 
 ---Words as a shell takes them.

@@ -51,19 +51,21 @@ typedef struct {
     int mesh_count;
     vm_setting layout[VM_MAX_SETTINGS]; /* --layout: an option of m.layout's presets, its value */
     int layout_count;
-    double memory;        /* --memory: GiB of a rank's device that may be used; 0: all */
-    int64_t gpus, hosts;  /* of tune: ranks, and on how many hosts; 0: not given */
-    int64_t global_batch; /* --batch of tune; 0: the script's */
-    int64_t within;       /* of tune: seconds of its search; 0: not given */
-    int64_t tries;        /* of tune: candidates that --measure runs */
+    double memory;         /* --memory: GiB of a rank's device that may be used; 0: all */
+    int64_t gpus, hosts;   /* of tune: ranks, and on how many hosts; 0: not given */
+    int64_t global_batch;  /* --batch of tune; 0: the script's */
+    int64_t within;        /* of tune: seconds of its search; 0: not given */
+    int64_t tries;         /* of tune: candidates that --measure runs */
     const char *precision; /* of tune: "any", or names; NULL: not given */
-    bool measure;
-    int64_t ranks;       /* -n; 0: not given */
-    ml_comm *comm;       /* with the other ranks; NULL: one process */
-    int run;             /* which of MLUA_RUNS, from 1 */
-    const char *from;    /* --from: whose weights; NULL: none */
-    const char *adapter; /* a folder of PEFT's, added to them; NULL: none */
-    const char *task;    /* "generate", "serve" or "export": the script runs to its first m.train */
+    bool measure, serve;   /* serve: of check and tune: of generation */
+    double latency, first; /* of tune --serve: milliseconds at most; 0: any */
+    int64_t prompt_tokens; /* of tune --serve: those before `first`; 0: not given */
+    int64_t ranks;         /* -n; 0: not given */
+    ml_comm *comm;         /* with the other ranks; NULL: one process */
+    int run;               /* which of MLUA_RUNS, from 1 */
+    const char *from;      /* --from: whose weights; NULL: none */
+    const char *adapter;   /* a folder of PEFT's, added to them; NULL: none */
+    const char *task; /* "generate", "serve" or "export": the script runs to its first m.train */
     const char *script_text;   /* a script inside the binary, and its chunk's name; else NULL */
     const char *script_chunk;  /* "@models/llama.lua" */
     const char *prompt, *ids;  /* of generate; NULL: not given */
@@ -76,9 +78,9 @@ typedef struct {
     int stop_count;
     bool chat, seed_given, batch_invariant;
     const char *host, *token_file; /* of serve, as the next four; NULL: 127.0.0.1, none */
-    int64_t port, slots, chunk, queue, seconds;
-    const char *out;        /* of export: the folder; of tokenize: the file */
-    const char *file_dtype; /* of its tensors; NULL: as they are */
+    int64_t port, slots, chunk, queue, seconds; /* slots 0: not given */
+    const char *out;                            /* of export: the folder; of tokenize: the file */
+    const char *file_dtype;                     /* of its tensors; NULL: as they are */
     bool hf, adapter_alone;
     bool special;       /* of tokenize, as the next */
     int64_t train;      /* tokens of the tokenizer to train; 0: none */

@@ -1,6 +1,8 @@
 /* The time of one step, by its shape. */
 #include "runtime/predict/predict.h"
 
+#include <math.h>
+
 #include "runtime/graph/ops.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 
@@ -75,6 +77,40 @@ static double filled_share(const ml_layout *layout) {
     return layout && layout->exchange > 1 ? 1 / layout->exchange : 1;
 }
 
+/* ---- Generation ---- */
+enum { KERNEL_ROWS = 8 };
+
+/* A product that mlua's kernel for few rows computes: it has neither loops nor a library's form. */
+static bool has_few_rows(const ml_schedule *s, const ml_step *step) {
+    if (step->kind != ML_STEP_KERNEL || step->ir != NULL || step->node == 0) return false;
+    if (step->ragged != NULL) return !step->ragged->outer && step->ragged->rows <= KERNEL_ROWS;
+    return ml_graph_node(s->graph, step->node)->op == ML_OP_DOT;
+}
+
+static double few_rows_seconds(const ml_rates *rates, const ml_schedule *s, const ml_step *step) {
+    const ml_value *weights = &s->values.at[step->values[1]];
+    double flops = rates->few_rows_flops > 0 ? rates->few_rows_flops : rates->simple_flops;
+    double seconds = step->flops / flops;
+    if (rates->few_rows_widened <= 0 || ml_dtypes[weights->type.dtype].bytes > 1) return seconds;
+    return most(seconds, (double)ml_type_elements(&weights->type) / rates->few_rows_widened);
+}
+
+/* The share of memory's rate that a step reaches. */
+static double memory_share(const ml_rates *rates, const ml_step *step) {
+    bool groups = step->ragged != NULL && !step->ragged->outer && step->ragged->rows > KERNEL_ROWS;
+    return (step->gemm != NULL || groups) && rates->few_rows_share > 0 ? rates->few_rows_share : 1;
+}
+
+/* Bytes that a step moves. Of the groups' weights a product reads those that some row has: as many
+ * as are expected where each row's group is drawn. */
+static double bytes_of(const ml_schedule *s, const ml_step *step) {
+    double bytes = (double)step->bytes;
+    if (step->ragged == NULL || step->ragged->outer) return bytes;
+    double groups = (double)step->ragged->groups, rows = (double)step->ragged->rows;
+    double weights = (double)ml_type_bytes(&s->values.at[step->values[1]].type);
+    return bytes - weights * pow(1 - 1 / groups, rows);
+}
+
 static double memory_seconds(const ml_rates *rates, double bytes) {
     bool cached = rates->cache_size > 0 && bytes <= (double)rates->cache_size;
     return bytes / (cached ? rates->cached_bytes : rates->memory_bytes);
@@ -119,7 +155,8 @@ double predict_collective(const ml_rates *rates, const ml_target *target, const 
 double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout *layout,
                     uint32_t at, predict_kind *kind) {
     const ml_step *step = &s->steps.at[at];
-    double memory = memory_seconds(rates, (double)step->bytes), work = 0;
+    double memory = memory_seconds(rates, bytes_of(s, step)) / memory_share(rates, step);
+    double work = 0, start = rates->launch_seconds;
     predict_kind bound = PREDICT_SIMPLE;
     switch (step->kind) {
     case ML_STEP_WAIT: return 0;
@@ -143,6 +180,12 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
             work = step->flops * filled_share(layout) / rates->grouped_flops /
                    (step->ragged->scaled && rates->scaled_speed > 0 ? rates->scaled_speed : 1),
             bound = PREDICT_PRODUCTS;
+        if (has_few_rows(s, step))
+            work = few_rows_seconds(rates, s, step), start += rates->few_rows_seconds;
+        if (step->node && ml_graph_node(s->graph, step->node)->op == ML_OP_CACHED_ATTENTION) {
+            start += rates->cached_seconds;
+            if (rates->cached_flops > 0) work = step->flops / rates->cached_flops;
+        }
         if (is_scan(s, step)) {
             work = step->flops / (rates->product_flops * rates->scan_share);
             memory /= rates->scan_share;
@@ -150,6 +193,6 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
     }
     double seconds = most(work, memory);
     if (memory > work) bound = PREDICT_MEMORY;
-    if (kind) *kind = rates->launch_seconds > seconds ? PREDICT_SIMPLE : bound;
-    return rates->launch_seconds + seconds;
+    if (kind) *kind = start > seconds ? PREDICT_SIMPLE : bound;
+    return start + seconds;
 }

@@ -82,6 +82,10 @@ static void push_tune(lua_State *L, const vm_options *o) {
     vm_set_number(L, "memory", o->memory);
     vm_set_boolean(L, "measure", o->measure);
     vm_set_string(L, "precision", o->precision);
+    vm_set_boolean(L, "serve", o->serve);
+    vm_set_number(L, "latency", o->latency);
+    vm_set_number(L, "first", o->first);
+    vm_set_integer(L, "prompt_tokens", o->prompt_tokens);
     vm_set_integer(L, "processors", sysconf(_SC_NPROCESSORS_ONLN));
     push_joined(L, "mesh_text", o->mesh, o->mesh_count);
     push_joined(L, "layout_text", o->layout, o->layout_count);
@@ -93,10 +97,11 @@ static void push_tune(lua_State *L, const vm_options *o) {
 }
 
 static void push_serve(lua_State *L, const vm_options *o) {
+    enum { SLOTS = 32 };
     vm_set_string(L, "host", o->host);
     vm_set_integer(L, "port", o->port);
     vm_set_string(L, "token_file", o->token_file);
-    vm_set_integer(L, "slots", o->slots);
+    vm_set_integer(L, "slots", o->slots ? o->slots : SLOTS);
     vm_set_integer(L, "chunk", o->chunk);
     vm_set_integer(L, "queue", o->queue);
     vm_set_integer(L, "seconds", o->seconds);

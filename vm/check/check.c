@@ -627,7 +627,21 @@ int vm_report_rest(lua_State *L) {
     return 0;
 }
 
+static int core_predicted_seconds(lua_State *L) {
+    vm_predicted predicted = {0};
+    lua_settop(L, 1);
+    const vm_program *program = vm_to_program(L, 1);
+    if (!program) vm_fail(L, NULL, "predicted_seconds takes a program");
+    const ml_plan *plan = vm_program_plan(program);
+    if (!predicted_rates(L, plan->layout ? ml_layout_ranks(plan->layout) : 1, &predicted)) return 0;
+    predicted_add(L, &predicted, plan, 1);
+    lua_pushnumber(L, predicted.step.seconds);
+    return 1;
+}
+
 static const vm_entry functions[] = {
+    {"predicted_seconds", core_predicted_seconds, "program: Program -> number?",
+     "the time that mlua check predicts of a run; nil where nothing is known of the device"},
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "

@@ -203,7 +203,7 @@ static int script_main(lua_State *L) {
                                options->script_chunk, 0)
                      : vm_load_file(L, options->script, 0);
     if (loaded != LUA_OK) return lua_error(L);
-    if (options->task) {
+    if (options->task && options->mode == VM_RUN) {
         dry_call_until(L);
         return 0;
     }
@@ -449,6 +449,7 @@ static int check_main(vm_options *options, int count, char **words) {
     if (result != EXIT_OK) return result;
     if (!options->facts && (options->buffers || options->confined))
         return usage_error("--buffers and --confined belong to --facts");
+    if (!options_of_serve(options)) return EXIT_USAGE;
     options->json |= options->facts;
     if (!options->buffers && !readable(options->script)) return missing_script(options->script);
     if (options->confined) options->limits = known_confine(options->confined);
@@ -582,13 +583,10 @@ static int tune_main(vm_options *options, int count, char **words) {
     options->mode = VM_CHECK;
     int result = parse_script("tune", options, count, words, true);
     if (result != EXIT_OK) return result;
-    if (!options->gpus) {
-        usage_error("tune needs the number of GPUs");
-        return print_suggestion(NULL, "mlua tune models/gpt.lua --gpus 8 --device h200");
-    }
-    if (options->tries && !options->measure)
-        return usage_error("--tries says how many --measure runs, and nothing asks for that");
-    return readable(options->script) ? library_main(options, "mlua.tune", NULL)
+    result = options_of_tune(options);
+    if (result != EXIT_OK) return result;
+    const char *search = options->serve ? "mlua.tune_serve" : "mlua.tune";
+    return readable(options->script) ? library_main(options, search, NULL)
                                      : missing_script(options->script);
 }
 
@@ -662,7 +660,7 @@ static int run_words(int count, char **words) {
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
     static vm_options options = {
-        .dtype = -1, .tokens = 32, .port = 8000, .slots = 32, .queue = 1024, .seconds = 600};
+        .dtype = -1, .tokens = 32, .port = 8000, .queue = 1024, .seconds = 600};
     if (count < 2) {
         fprintf(stderr,
                 "usage: mlua COMMAND ..., or mlua SCRIPT [key=value ...]\n  help: mlua --help\n");

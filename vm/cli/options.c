@@ -201,7 +201,17 @@ static const option option_table[] = {
     {"--batch", "N", COUNT(global_batch, 1), FOR_TUNE,
      "samples of a step, of all ranks (default: the script's)"},
     {"--precision", "any|A,B", TEXT(precision), FOR_TUNE,
-     "dtypes to choose from: any (bf16 and fp8 on a GPU), or those named; default: --dtype alone"},
+     "dtypes to choose from: any (bf16 and fp8 on a GPU), or those named; default: --dtype alone. "
+     "With --serve those of weights: as they are (bf16), int8, fp8; default: any"},
+    {"--serve", NULL, FLAG(serve), FOR_CHECK | FOR_TUNE,
+     "of text that `serve` generates: a step of --slots texts; `tune` chooses ranks, slots and "
+     "--weights for the most tokens a second within --latency"},
+    {"--latency", "MS", NUMBER(latency, 1e9), FOR_TUNE,
+     "with --serve: the most milliseconds from a token of a text to the next"},
+    {"--first", "MS", NUMBER(first, 1e9), FOR_TUNE,
+     "with --serve: the most milliseconds from the end of a prompt to its first token"},
+    {"--prompt-tokens", "N", COUNT(prompt_tokens, 1), FOR_CHECK | FOR_TUNE,
+     "with --serve: how long that prompt is (default 512)"},
     {"--within", "SECONDS", COUNT(within, 1), FOR_TUNE,
      "how long to plan layouts (default 9); at least some are planned"},
     {"--measure", NULL, FLAG(measure), FOR_TUNE,
@@ -230,7 +240,7 @@ static const option option_table[] = {
      "with --facts: texts that an editor has not saved, JSON {path: text}; - is standard input"},
     {"--confined", "DIR[:DIR]", TEXT(confined), FOR_CHECK,
      "with --facts: read only below these folders; no writing, processes or network; 5 s, 2 GiB"},
-    {"--from", "DIR", TEXT(from), FOR_SCRIPTS | FOR_WATCH | FOR_GENERATE | FOR_SERVE,
+    {"--from", "DIR", TEXT(from), FOR_SCRIPTS | FOR_WATCH | FOR_TUNE | FOR_GENERATE | FOR_SERVE,
      "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file; "
      "PEFT's adapters by their folder, or BASE,FOLDER where it does not name a folder's weights"},
     {"--out", "DIR", TEXT(run_folder), FOR_RUN,
@@ -289,16 +299,16 @@ static const option option_table[] = {
     {"--system", "TEXT", TEXT(system), FOR_GENERATE, "with --chat: the system's message"},
     {"--score", "FILE", TEXT(score), FOR_GENERATE,
      "log-likelihood of a text; with --weights beside that of the weights as they are"},
-    {"--weights", "int8|fp8", OWN(parse_weights), FOR_GENERATE | FOR_SERVE,
+    {"--weights", "int8|fp8", OWN(parse_weights), FOR_GENERATE | FOR_SERVE | FOR_CHECK,
      "hold weights of products in 8 bits with a scale for each output; default: as they are"},
     {"--host", "ADDRESS", TEXT(host), FOR_SERVE,
      "where to listen (default 127.0.0.1); others than loopback need --token-file"},
     {"--port", "N", COUNT(port, 0), FOR_SERVE, "the port (default 8000); 0: one that is free"},
     {"--token-file", "FILE", TEXT(token_file), FOR_SERVE,
      "clients send the token in this file: Authorization: Bearer TOKEN"},
-    {"--slots", "N", COUNT(slots, 1), FOR_SERVE,
+    {"--slots", "N", COUNT(slots, 1), FOR_SERVE | FOR_CHECK,
      "texts that are generated at once (default 32); more wait"},
-    {"--chunk", "N", COUNT(chunk, 1), FOR_SERVE,
+    {"--chunk", "N", COUNT(chunk, 1), FOR_SERVE | FOR_CHECK,
      "tokens of prompts that are read between two tokens of a text (default 2048 on a GPU, else "
      "512): more of them serve more texts in all, fewer let a text wait for less"},
     {"--queue", "N", COUNT(queue, 1), FOR_SERVE,
@@ -418,5 +428,29 @@ int options_parse(const command *c, vm_options *options, int count, char **words
             return print_suggestion(NULL, "settings are written key=value");
         }
     }
+    return EXIT_OK;
+}
+
+bool options_of_serve(vm_options *o) {
+    if (o->serve) o->task = "serve";
+    if (o->serve || !(o->slots || o->weights || o->chunk || o->prompt_tokens)) return true;
+    usage_error("--slots, --weights, --chunk and --prompt-tokens belong to --serve");
+    return false;
+}
+
+int options_of_tune(vm_options *o) {
+    if (o->serve && !o->gpus) o->gpus = 1;
+    if (!o->gpus) {
+        usage_error("tune needs the number of GPUs");
+        return print_suggestion(NULL, "mlua tune models/gpt.lua --gpus 8 --device h200");
+    }
+    if (o->tries && !o->measure)
+        return usage_error("--tries says how many --measure runs, and nothing asks for that");
+    if (!o->serve && (o->latency > 0 || o->first > 0 || o->prompt_tokens || o->from))
+        return usage_error("--latency, --first, --prompt-tokens and --from belong to --serve");
+    if (o->serve && (o->global_batch || o->measure))
+        return usage_error("--serve has no %s: it chooses how many texts are generated at once, "
+                           "by predicted times",
+                           o->measure ? "--measure" : "--batch");
     return EXIT_OK;
 }

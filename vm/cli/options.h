@@ -39,6 +39,10 @@ typedef struct command {
 void options_print(int flags);
 /* Options, settings and the script of a command; the value is EXIT_OK or EXIT_USAGE. */
 int options_parse(const command *c, vm_options *options, int count, char **words);
+/* Of check: what only --serve has; whether that is right. */
+bool options_of_serve(vm_options *options);
+/* What tune alone must have, and may not have at once; with --serve one GPU is the default. */
+int options_of_tune(vm_options *options);
 /* Print "mlua: ..." on standard error; EXIT_USAGE. */
 __attribute__((format(printf, 1, 2))) int usage_error(const char *format, ...);
 /* "did you mean GUESS?", or another help; EXIT_USAGE. */
