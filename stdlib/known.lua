@@ -18,6 +18,19 @@ function known.describe(value)
   return not text:find "0x%x+" and text or nil -- an address
 end
 
+local trainings = {} -- what each m.train is given that settles its samples
+
+local function name_of(data) return type(data) == "userdata" and data:name() or data end
+
+---Note the options of m.train that an edit of a running script cannot change (run_watch.lua).
+---@param o TrainOptions complete
+function known.note_training(o)
+  trainings[#trainings + 1] = {
+    seed = o.seed, batch = o.batch.size, seq = o.seq and o.seq.size, accum = o.accum, pack = o.pack, tokenizer = name_of(o.tokenizer),
+    data = name_of(o.data), eval_data = name_of(o.eval_data),
+  }
+end
+
 ---The texts that an editor has not saved, by path.
 function known.buffers(text) return core.json(text, "--buffers") end
 
@@ -58,7 +71,7 @@ function known.write(failure, pending)
     script = run.script, limits = run.limits, stopped = run.stopped, files = core.list(run.files), reports = core.list(reports),
     error = error_of(failure), hints = core.list(core.known_hints()), values = core.list(values),
     pending = pending, steps = core.list(pending and {} or core.known_steps()), parameters = core.list(core.known_parameters()), modules = core.list(m.module_records()),
-    settings = core.list(settings()), axes = core.list(axes),
+    trainings = core.list(trainings), settings = core.list(settings()), axes = core.list(axes),
   }, 0, 17, true) .. "\n")
 end
 

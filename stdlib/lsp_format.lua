@@ -43,7 +43,7 @@ local function steps_text(steps)
   local parts = {}
   for i = 1, math.min(#order, SHOWN) do
     local sum = order[i]
-    parts[i] = sum.text .. (sum.count > 1 and (" x %d"):format(sum.count) or "") .. (sum.seconds > 0 and " " .. format.seconds(sum.seconds) or "")
+    parts[i] = (sum.count > 1 and ("%d x "):format(sum.count) or "") .. sum.text .. (sum.seconds > 0 and " " .. format.seconds(sum.seconds) or "")
   end
   if #order > SHOWN then parts[#parts + 1] = ("%d more"):format(#order - SHOWN) end
   return table.concat(parts, ", ")

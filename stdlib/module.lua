@@ -197,16 +197,43 @@ local function root_of(record)
   return record
 end
 
+-- All states of the tree of modules to which `record` belongs, in its order, some of them twice; those that have no name yet get
+-- theirs. Large trees are asked often: one whose modules have paths and whose states names is walked once.
 local function name_tree(record)
   record = root_of(record)
+  local states, named = {}, true
+  walk(record.instance, nil, nil, {}, function(r)
+    named = named and r.path and not r.moved and (r == record or r.parent or not r.forward)
+  end, function(p)
+    states[#states + 1] = p
+    named = named and attributes[p].named and holders[p] == record
+  end)
+  if named then return states end
   record.prefix = free_prefix(record)
   walk(record.instance, record.prefix, nil, {}, function(r, path)
-    r.path = path
+    r.path, r.moved = path, nil
     if r ~= record and r.forward and not r.parent then r.parent = record end -- created late and put into a list
   end, function(p, path, key)
     holders[p] = record
     if not attributes[p].named then m.name_parameter(p, join(path, key)) end
   end)
+  return states
+end
+
+-- The states of a module, in the order of the tree, each once, all named.
+local function states_of(model)
+  local record = instance_of(model)
+  local all = name_tree(record)
+  if record.parent then
+    all = {}
+    walk(model, nil, nil, {}, nil, function(p) all[#all + 1] = p end)
+  end
+  local list, seen = {}, {}
+  for _, p in ipairs(all) do
+    if not seen[p] then list[#list + 1] = p end
+    seen[p] = true
+  end
+  return list
 end
 
 local function is_above(record, other)
@@ -219,6 +246,7 @@ end
 local function adopt(parent, value, where)
   local child = instance_of(value)
   if child then
+    child.moved = true -- its path is another now
     if not child.parent and not child.building and not is_above(child, parent) then child.parent = parent end
   elseif type(value) == "table" and getmetatable(value) == nil then
     for key, item in pairs(value) do
@@ -449,13 +477,10 @@ function m.parameters(model, options)
   if not record then
     core.fail("m.parameters takes a module, got " .. m.shown(model), { help = "calling a class makes one: local model = GPT()" })
   end
-  name_tree(record)
-  local list, names, seen, all = {}, {}, {}, options and options.frozen
-  walk(model, nil, nil, {}, nil, function(p)
-    if seen[p] or p:kind() ~= "parameter" or attributes[p].frozen and not all then return end
-    seen[p] = true
-    list[#list + 1], names[#names + 1] = p, p:name()
-  end)
+  local list, names, all = {}, {}, options and options.frozen
+  for _, p in ipairs(states_of(model)) do
+    if p:kind() == "parameter" and (all or not attributes[p].frozen) then list[#list + 1], names[#names + 1] = p, p:name() end
+  end
   return list, names
 end
 
@@ -465,13 +490,7 @@ end
 function m.module_states(model)
   local record = instance_of(model)
   if not record then core.fail("m.module_states takes a module, got " .. m.shown(model)) end
-  name_tree(record)
-  local list, seen = {}, {}
-  walk(model, nil, nil, {}, nil, function(p)
-    if not seen[p] then list[#list + 1] = p end
-    seen[p] = true
-  end)
-  return list
+  return states_of(model)
 end
 
 ---Leave a parameter, or all that a module, or a table of modules and parameters, has now, as they are from now on:

@@ -8,7 +8,7 @@ local undo = require "mlua.run_undo"
 
 local INTERVAL = 0.2 -- seconds
 local STOPPED = 75 -- the exit code of a run that saved and may be continued
-local FIXED = { "seed", "batch", "seq", "data", "eval_data", "tokenizer", "pack", "accum", "dtype" } -- settings of a run that an edit cannot change
+local FIXED = { "seed", "batch", "seq", "data", "eval_data", "tokenizer", "pack", "accum" } -- options of m.train that an edit cannot change
 
 -- Behind what was printed.
 local function say(text, ...)
@@ -40,10 +40,17 @@ end
 
 -- Why the new script cannot continue the run; nil where it can.
 local function needs_restart(before, after)
-  for _, name in ipairs(FIXED) do
-    local old, new = setting_of(before, name), setting_of(after, name)
-    if old ~= new then return ("%s was %s and is %s"):format(name, old or "not set", new or "not set") end
+  local function changed(name, old, new)
+    return old ~= new and ("%s was %s and is %s"):format(name, old == nil and "not set" or old, new == nil and "not set" or new) or nil
   end
+  for i = 1, math.min(#before.trainings, #after.trainings) do
+    for _, name in ipairs(FIXED) do
+      local problem = changed(name, before.trainings[i][name], after.trainings[i][name])
+      if problem then return problem end
+    end
+  end
+  local problem = changed("dtype", setting_of(before, "dtype"), setting_of(after, "dtype"))
+  if problem then return problem end
   local old, new = before.reports[1], after.reports[1]
   if old.tokens ~= new.tokens then return ("a step is of %.0f tokens instead of %.0f"):format(new.tokens, old.tokens) end
   if old.ranks ~= new.ranks or core.to_json(old.mesh or {}) ~= core.to_json(new.mesh or {}) then return "the layout has another mesh" end

@@ -218,7 +218,9 @@ local function block_with_colon(i)
       break
     end
   end
-  return colon and COLONS[opening_kind(colon)]
+  local first = colon and first_on_line(colon)
+  local declares = first and kind(first) == "local" and kind(first + 1) ~= "function" -- local y = x:
+  return first and not declares and COLONS[kind(first)]
 end
 
 local OPENINGS = set "if while for else function local do"
@@ -281,6 +283,13 @@ local function bracket(i)
 end
 
 -- Words of Lua ---------------------------------------------------------------------------------------------------------------
+
+-- "x:" and "x." at the end of a line.
+local function missing_name(i)
+  if says "<name> expected" and kind(i - 1):find "^[.:]$" and line(i - 1) < line(i) then
+    return ("is a name missing after the %s at the end of line %d?"):format(kind(i - 1), line(i - 1))
+  end
+end
 
 local function keyword(i)
   local here = kind(i)
@@ -376,7 +385,7 @@ end
 -- The rules: exact ones first, as a later one may match what an earlier one explains better.
 local RULES = {
   text_or_number, character, compound_assignment, increment, comparison, logic, other_operators, comment, foreign_word,
-  block_with_colon, loop, block_with_braces, index_or_list, parameters, block_end, keyword, missing_word, bracket,
+  block_with_colon, loop, block_with_braces, index_or_list, parameters, block_end, missing_name, keyword, missing_word, bracket,
 }
 
 -- Whether Lua's message is about token i.

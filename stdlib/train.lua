@@ -6,6 +6,7 @@ local m = require "mlua"
 local given = require "mlua.given"
 local evaluation_of = require "mlua.evaluation"
 local kept = require "mlua.kept"
+local known = require "mlua.known"
 local loss_scale = require "mlua.loss_scale"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
@@ -115,6 +116,7 @@ function m.train(options)
     for _, row in ipairs(rows or {}) do
       if row.program ~= micro then all[#all + 1] = row.program end
     end
+    known.note_training(o)
     core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end

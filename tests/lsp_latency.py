@@ -4,6 +4,10 @@ median and the 95th percentile; the server's memory before and after.
 
     python3 tests/lsp_latency.py [--mlua build/mlua] [--edits 100] [--script models/gpt_moe.lua]
         [--settings preset=moe-64x,batch=64] [--mesh ep=8,dp=8] [--device h200]
+    python3 tests/lsp_latency.py --memory 10000 --script models/gpt.lua --settings "" --mesh ""
+
+With --memory so many random edits in one session, insertions, deletions and moves: the server's memory on the way, and whether
+the last text has the diagnostics that a new server gives it.
 """
 import argparse
 import json
@@ -16,7 +20,7 @@ import time
 class Server:
     def __init__(self, binary, root, options):
         self.process = subprocess.Popen([binary, "lsp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.count, self.versions = 0, {}
+        self.count, self.versions, self.shown = 0, {}, {}
         self.request("initialize", {"rootUri": "file://" + root, "capabilities": {}, "initializationOptions": options})
         self.notify("initialized", {})
 
@@ -35,6 +39,7 @@ class Server:
         message = json.loads(self.process.stdout.read(length))
         if message.get("method") == "textDocument/publishDiagnostics":
             self.versions[message["params"]["uri"]] = message["params"]["version"]
+            self.shown[message["params"]["uri"]] = message["params"]["diagnostics"]
         return message
 
     def notify(self, method, params):
@@ -52,6 +57,10 @@ class Server:
         while self.versions.get(uri) != version:
             self.receive()
 
+    def open(self, uri, text):
+        self.notify("textDocument/didOpen", {"textDocument": {"uri": uri, "languageId": "lua", "version": 0, "text": text}})
+        self.diagnosed(uri, 0)
+
     def processor(self):
         """Seconds of the server and of the processes that traced."""
         with open("/proc/%d/stat" % self.process.pid) as stat:
@@ -64,10 +73,54 @@ class Server:
             return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) / 1024
 
 
+def random_edit(text):
+    """A text with a part inserted, deleted or moved, and the change as the protocol says it."""
+    begin = random.randrange(len(text) + 1)
+    end, part = begin, random.choice(["end", "(", "}", "x:dot(", "self.", '"embed"', "\n", " = ", "local y = x\n", "--[["])
+    if random.random() < 0.5:
+        end, at = min(begin + random.randrange(40), len(text)), random.randrange(len(text) + 1)
+        part = text[at:at + 40] if random.random() < 0.5 else ""
+
+    def place(offset):
+        return {"line": text.count("\n", 0, offset), "character": offset - (text.rfind("\n", 0, offset) + 1)}
+
+    return text[:begin] + part + text[end:], {"range": {"start": place(begin), "end": place(end)}, "text": part}
+
+
+def measure_memory(given, start, uri, original):
+    server, text, random_methods = start(), original, ["hover", "completion", "references"]
+    random.seed(1)
+    server.open(uri, text)
+    for version in range(1, given.memory + 1):
+        changes = []
+        if version % 10 == 0:  # else texts stay broken
+            text = original
+            changes.append({"text": original})
+        if version % 10 != 0 or version == given.memory:
+            text, change = random_edit(text)
+            changes.append(change)
+        server.notify("textDocument/didChange", {"textDocument": {"uri": uri, "version": version}, "contentChanges": changes})
+        if version % 5 == 0:
+            line = random.randrange(text.count("\n") + 1)
+            server.request("textDocument/" + random.choice(random_methods), {
+                "textDocument": {"uri": uri}, "position": {"line": line, "character": 6}, "context": {"includeDeclaration": True}})
+        if version % 20 == 0 or version == given.memory:
+            server.diagnosed(uri, version)
+        if version in (100, 1000) or version % 2000 == 0:
+            print("after %5d edits %.1f MiB" % (version, server.memory()), flush=True)
+    fresh = start()
+    fresh.open(uri, text)
+    print("diagnostics of the last text: %s" % ("as a new server's" if fresh.shown[uri] == server.shown[uri] else "STALE"))
+    for each in server, fresh:
+        each.request("shutdown", None)
+        each.notify("exit", None)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlua", default="build/mlua")
     parser.add_argument("--edits", type=int, default=100)
+    parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--script", default="models/gpt_moe.lua")
     parser.add_argument("--settings", default="preset=moe-64x,batch=64")
     parser.add_argument("--mesh", default="ep=8,dp=8")
@@ -79,14 +132,15 @@ def main():
     if given.settings:
         options["settings"] = dict(item.split("=") for item in given.settings.split(","))
     root = os.getcwd()
-    server = Server(given.mlua, root, options)
     with open(given.script) as file:
         text = file.read()
     uri = "file://%s/%s" % (root, given.script)
+    if given.memory:
+        return measure_memory(given, lambda: Server(given.mlua, root, options), uri, text)
+    server = Server(given.mlua, root, options)
     document = {"uri": uri}
     begin = time.monotonic()
-    server.notify("textDocument/didOpen", {"textDocument": {"uri": uri, "languageId": "lua", "version": 0, "text": text}})
-    server.diagnosed(uri, 0)
+    server.open(uri, text)
     opened = time.monotonic() - begin
     lines = text.split("\n")
     random.seed(1)

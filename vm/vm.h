@@ -181,8 +181,9 @@ typedef struct ml_vm {
         const char *file;  /* where the last was; NULL: none */
         int line;
     } random;
-    const void *host_class; /* the metatable of host arrays, of which each element is a call */
-    uint64_t objects;       /* that Lua has made (order.c) */
+    /* Metatables, by lua_topointer: each element of a host array and each operand asks for one. */
+    const void *host_class, *tensor_class, *state_class;
+    uint64_t objects; /* that Lua has made (order.c) */
     void *last_object;
     ptrdiff_t userdata_offset[3]; /* of the memory in a userdata's block, by its user values */
 } ml_vm;

@@ -1,7 +1,7 @@
 -- mlua in Neovim (0.7 and later): dofile "/path/to/mlua/editor/nvim/mlua.lua" { trusted = { "~/models" } } in init.lua.
 --
--- Buffers of Lua that require "mlua" get the server: errors, hover (K), completion (omnifunc), rename, inlay hints (0.10 and
--- later). Scripts run only below the folders of `trusted`; other options: cmd, device, mesh, settings, read, inlayHints, and
+-- Buffers of Lua that require "mlua" get the server: errors, hover (K), completion (omnifunc), rename, lines of modules and m.train
+-- (code lenses, after each trace), inlay hints (0.10 and later). Scripts run only below the folders of `trusted`; other options: cmd, device, mesh, settings, read, inlayHints, and
 -- on_status, a function that gets the parameters, bytes and tokens/s of the script that was traced.
 return function(options)
   options = options or {}
@@ -32,6 +32,7 @@ return function(options)
       },
       handlers = {
         ["mlua/status"] = function(_, status)
+          vim.lsp.codelens.refresh()
           if options.on_status then options.on_status(status) end
         end,
       },

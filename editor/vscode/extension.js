@@ -3,6 +3,7 @@ const vscode = require("vscode");
 const { LanguageClient } = require("vscode-languageclient/node");
 
 let client, item;
+const statuses = new Map(); // what mlua/status said last, by the script's URI
 
 // The server's options, from the settings and the workspace's trust.
 function serverOptions() {
@@ -34,12 +35,19 @@ function statusText(status) {
   return (status.failed ? "$(error) " : "$(symbol-structure) ") + parts.join(", ");
 }
 
-function showStatus(status) {
+// The item is about the script in the active editor: of one that no trace was about there is none.
+function showStatus() {
   const editor = vscode.window.activeTextEditor;
-  if (!editor || editor.document.uri.toString() !== vscode.Uri.parse(status.uri).toString()) return;
+  const status = editor && statuses.get(editor.document.uri.toString());
+  if (!status) return item.hide();
   item.text = statusText(status);
   item.tooltip = "mlua, planned for " + status.device + (status.failed ? "; the script has an error since" : "");
   item.show();
+}
+
+function takeStatus(status) {
+  statuses.set(vscode.Uri.parse(status.uri).toString(), status);
+  showStatus();
 }
 
 async function start() {
@@ -50,12 +58,14 @@ async function start() {
     { command, args: ["lsp"] },
     { documentSelector: [{ scheme: "file", language: "lua" }], initializationOptions: serverOptions() }
   );
-  client.onNotification("mlua/status", showStatus);
+  client.onNotification("mlua/status", takeStatus);
   await client.start();
 }
 
 async function restart() {
   if (client) await client.stop();
+  statuses.clear();
+  showStatus();
   await start();
 }
 
@@ -67,7 +77,8 @@ async function activate(context) {
     vscode.commands.registerCommand("mlua.restart", restart),
     vscode.workspace.onDidGrantWorkspaceTrust(update),
     vscode.workspace.onDidChangeConfiguration((change) => change.affectsConfiguration("mlua") && (change.affectsConfiguration("mlua.command") ? restart() : update())),
-    vscode.window.onDidChangeActiveTextEditor(() => item.hide())
+    vscode.workspace.onDidCloseTextDocument((document) => statuses.delete(document.uri.toString())),
+    vscode.window.onDidChangeActiveTextEditor(showStatus)
   );
   await start();
 }

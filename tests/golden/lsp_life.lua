@@ -1,4 +1,5 @@
--- A session of the language server: what is not valid, folders that are not trusted, UTF-8 columns, edits by ranges, closing.
+-- A session of the language server: what is not valid, folders that are not trusted, UTF-8 columns, edits by ranges, closing; what a
+-- script prints is in the log, beside the protocol, and require finds texts that are not saved.
 local lsp = require "tests.lua.lib.lsp"
 local s = lsp.session({ trusted = { "/nowhere" }, device = "cpu" }, { general = { positionEncodings = { "utf-8", "utf-16" } } })
 s:open("a.lua", "local s = 'größ mlua' print(nothing)\n")
@@ -17,4 +18,11 @@ s:request("textDocument/hover", {})
 s:notify("$/cancelRequest", { id = 3 })
 s:close "a.lua"
 s:settle()
+s:open("unsaved.lua", "return { embed = 8 }\n")
+s:open("b.lua", 'local m = require "mlua"\nprint "this is of the log"\nlocal w = m.param { m.axis("embed", require("unsaved").embed), name = "w" }\n')
+s:settle()
+s:at("hover", "b.lua", "local |w")
+s:change("unsaved.lua", "return { embed = 12 }\n")
+s:settle()
+s:at("hover", "b.lua", "local |w")
 s:print()

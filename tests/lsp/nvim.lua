@@ -35,6 +35,12 @@ local function ask(method, params)
   for _, answer in pairs(answers or {}) do return answer.result end
 end
 say("hover", ((ask("textDocument/hover", at(4, 8)).contents.value):match "x: [^\n]*"))
+local lens
+vim.wait(20000, function()
+  lens = vim.lsp.codelens.get(0)[1]
+  return lens ~= nil
+end, 20)
+say("lens", lens and lens.command.title:match "parameters, [^,]*" or "none")
 say("omnifunc", vim.bo.omnifunc)
 local items = ask("textDocument/completion", at(5, 11)).items
 say("completion", tostring(#items > 40))

@@ -28,6 +28,7 @@ const vscode = {
   },
   workspace: {
     isTrusted: false,
+    onDidCloseTextDocument: on("close"),
     getConfiguration: () => ({ get: (key) => settings[key] }),
     onDidGrantWorkspaceTrust: on("trust"),
     onDidChangeConfiguration: on("configuration"),
@@ -99,6 +100,16 @@ async function main() {
   events.configuration({ affectsConfiguration: (name) => name === "mlua" });
   await client.request("mlua/settled", {});
   console.log("device:", item.tooltip);
+  const active = vscode.window.activeTextEditor;
+  vscode.window.activeTextEditor = { document: { uri: { toString: () => "file:///other.lua" } } };
+  events.editor();
+  console.log("another editor:", item.shown);
+  vscode.window.activeTextEditor = active;
+  events.editor();
+  console.log("back:", item.shown, item.text);
+  events.close(active.document);
+  events.editor();
+  console.log("closed:", item.shown);
   const grammar = JSON.parse(fs.readFileSync(path.join(root, "editor/vscode/first-line.json")));
   const manifest = JSON.parse(fs.readFileSync(path.join(root, "editor/vscode/package.json")));
   console.log("grammar:", grammar.scopeName === manifest.contributes.grammars[0].scopeName);

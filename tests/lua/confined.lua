@@ -30,20 +30,39 @@ try("execute", os.execute("true"))
 try("remove", os.remove("%s"))
 try("rename", os.rename("README.md", "%s"))
 try("mkdir", os.tmpname and pcall(os.tmpname))
+local core, m = require "mlua.core", require "mlua"
+local function attempt(name, fn, ...) try(name, (pcall(fn, ...))) end
+attempt("library", function() assert(package.loadlib("libc.so.6", "*")) end)
+try("update", io.open("README.md", "r+"))
+try("shared", io.open("/dev/shm/mlua-escape", "w"))
+try("itself", io.open("/proc/self/mem", "r+"))
+attempt("start", core.lsp_start, { "help" })
+attempt("run", core.lsp_run, { "help" })
+attempt("listen", core.http_server, { host = "127.0.0.1", port = 0, body = 1000, waiting = 1000, connections = 1, idle = 1 })
+attempt("folders", function() assert(core.make_folders "%s") end)
+attempt("lines", function() for line in io.lines "/etc/passwd" do return line end end)
+attempt("dofile", dofile, "/etc/hostname")
+try("another", io.open("/proc/1/environ"))
+try("above", io.open("../../../../../../../../etc/passwd"))
+attempt("memory", function() return ("x"):rep(3 << 30) end)
 error(results, 0)
-]]):format(escape, escape, escape)
+]]):format(escape, escape, escape, escape)
 
 local result = facts(wanted, "--confined .:/tmp")
 local limits = result.limits
 local text = result.error.text
+local function refused(names)
+  for name in names:gmatch "%S+" do check.equal(text:match("%f[%w]" .. name .. "=(%a+)"), "false", name) end
+end
 check.equal(text:match "own=(%a+)", "true")
+check.equal(text:match "%f[%w]memory=(%a+)", "false", "3 GiB")
 if limits:find "calls" then
-  for _, name in ipairs { "write", "append", "popen", "execute", "remove", "rename", "mkdir" } do check.equal(text:match(name .. "=(%a+)"), "false", name) end
+  refused "write append popen execute remove rename mkdir library update shared itself start run listen folders"
   check.equal(io.open(escape), nil)
 else
   print("the kernel filters no system calls: " .. limits)
 end
-if limits:find "files" then check.equal(text:match "read=(%a+)", "false", "reading elsewhere") else print("the kernel has no Landlock: " .. limits) end
+if limits:find "files" then refused "read lines dofile another above" else print("the kernel has no Landlock: " .. limits) end
 
 -- The facts of a script that fails.
 local failing, script = facts [[

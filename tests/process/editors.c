@@ -77,6 +77,7 @@ PROCESS_TEST(neovim_with_the_server) {
         run_client(room, "nvim --clean --headless -c 'luafile tests/lsp/nvim.lua' -c 'qa!'");
     CHECK_TEXT(output, "parameters 4096\n"
                        "hover x: bf16[batch=4, seq=8, embed=16]\n"
+                       "lens parameters, 16.0 KiB\n"
                        "omnifunc v:lua.vim.lsp.omnifunc\n"
                        "completion true\n"
                        "renamed   return embedded:dot(self.table, \"embed\")\n"
@@ -91,5 +92,8 @@ PROCESS_TEST(vscode_extension_with_the_server) {
     CHECK(strstr(output, "not trusted: no status\n") != NULL);
     CHECK(strstr(output, "trusted: $(symbol-structure) 4.1 k parameters, 64.1 MiB true\n") != NULL);
     CHECK(strstr(output, "device: mlua, planned for NVIDIA H100") != NULL);
+    CHECK(strstr(output, "another editor: false\n") != NULL);
+    CHECK(strstr(output, "back: true $(symbol-structure) 4.1 k parameters, 64.1 MiB, ") != NULL);
+    CHECK(strstr(output, "closed: false\n") != NULL);
     CHECK(strstr(output, "grammar: true\n") != NULL);
 }

@@ -476,7 +476,7 @@ static void make_tables(void *argument) {
 /* A check holds no arrays of a device, and nearly all that it makes lives to its end: garbage is
  * collected at four times what lives, and memory that is free waits for its next use. */
 static void prepare_check(lua_State *L) {
-    enum { PAUSE = 400, LARGEST = 32 << 20, MORE = 16 << 20 }; /* percent; bytes */
+    enum { PAUSE = 400, LARGEST = 32 << 20, MORE = 256 << 10 }; /* percent; bytes */
     lua_gc(L, LUA_GCINC, PAUSE, 0, 0);
     mallopt(M_MXFAST, 0);
     mallopt(M_MMAP_THRESHOLD, LARGEST);

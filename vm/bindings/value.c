@@ -84,6 +84,14 @@ bool vm_is_class(lua_State *L, int index, const char *class_name) {
     return luaL_testudata(L, index, class_name) != NULL;
 }
 
+/* As luaL_testudata, which looks the metatable up by its name: operands are asked often. */
+static void *operand(lua_State *L, int index, const void *metatable) {
+    if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
+    bool same = lua_topointer(L, -1) == metatable;
+    lua_pop(L, 1);
+    return same ? lua_touserdata(L, index) : NULL;
+}
+
 /* ---- Tensors and states ---------------------------------------------------------------------- */
 
 int vm_push_tensor(lua_State *L, ml_ref n) {
@@ -93,17 +101,18 @@ int vm_push_tensor(lua_State *L, ml_ref n) {
 }
 
 bool vm_is_state(lua_State *L, int index, uint32_t *id) {
-    const uint32_t *state = luaL_testudata(L, index, vm_state_class);
+    const uint32_t *state = operand(L, index, vm_of(L)->state_class);
     if (state) *id = *state;
     return state != NULL;
 }
 
 bool vm_is_tensor(lua_State *L, int index) {
-    return vm_is_class(L, index, vm_tensor_class) || vm_is_class(L, index, vm_state_class);
+    const ml_vm *vm = vm_of(L);
+    return operand(L, index, vm->tensor_class) || operand(L, index, vm->state_class);
 }
 
 ml_ref vm_tensor(lua_State *L, int index, const char *what) {
-    const ml_ref *n = luaL_testudata(L, index, vm_tensor_class);
+    const ml_ref *n = operand(L, index, vm_of(L)->tensor_class);
     if (n) return *n;
     uint32_t id;
     if (vm_is_state(L, index, &id)) return vm_state_value(L, id);

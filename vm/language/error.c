@@ -13,10 +13,11 @@
 
 static const char *const error_class = "mlua.error";
 
-/* The frame of a script's function: the innermost for 1, its caller's for 2. Where there is none
- * down to the call `end`, *frame is that. */
-static bool script_frame(lua_State *L, lua_Debug *frame, int scripts, const vm_call_id *end) {
-    for (int level = 0; lua_getstack(L, level, frame); level++) {
+/* The frame of a script's function, from `level` on: the innermost for 1, its caller's for 2. Where
+ * there is none down to the call `end`, *frame is that. */
+static bool script_frame(lua_State *L, lua_Debug *frame, int level, int scripts,
+                         const vm_call_id *end) {
+    for (; lua_getstack(L, level, frame); level++) {
         if (frame->i_ci == end) return false;
         lua_getinfo(L, "S", frame);
         if (frame->what[0] == 'C' || strncmp(frame->source, VM_STDLIB, sizeof VM_STDLIB - 1) == 0)
@@ -28,11 +29,11 @@ static bool script_frame(lua_State *L, lua_Debug *frame, int scripts, const vm_c
 }
 
 bool vm_script_frame(lua_State *L, lua_Debug *frame) {
-    return script_frame(L, frame, 1, NULL);
+    return script_frame(L, frame, 0, 1, NULL);
 }
 
 bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame) {
-    return script_frame(L, frame, 1, end);
+    return script_frame(L, frame, 1, 1, end); /* 0 is the C function that asks */
 }
 
 const char *vm_file_of(const char *source) {
@@ -528,7 +529,7 @@ static int core_fail(lua_State *L) {
         frame.currentline = frame.linedefined;
     }
     lua_settop(L, 4);
-    if (!known) known = explain(L, &frame) || script_frame(L, &frame, level, NULL);
+    if (!known) known = explain(L, &frame) || script_frame(L, &frame, 0, level, NULL);
     make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
     return lua_error(L);
 }
