@@ -16,6 +16,7 @@
 typedef struct {
     const char *keep;  /* the folder that saves the sources of kernels; NULL or "": none */
     const char *cache; /* the cache's folder; NULL or "": the user's */
+    int compilers;     /* C compilers that run at once; 0: one for each thread of the pool */
 } ml_jit_options;
 void ml_jit_set_options(const ml_jit_options *options);
 

@@ -22,7 +22,7 @@
 #include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
 
-enum { PATH_SIZE = 1024, BATCH = 8, MAX_COMPILER_WORDS = 8, MAX_ARGUMENTS = 40 };
+enum { PATH_SIZE = 1024, BATCH = 16, MAX_COMPILER_WORDS = 8, MAX_ARGUMENTS = 40 };
 
 /* No -ffast-math: NaN and infinity keep their meaning, and sums their order. Products and sums are
  * joined to FMAs only in kernels that say so (contracts_begin): in others they are joined or not by
@@ -308,11 +308,11 @@ static void cache_key(const char *source, uint64_t key[2]) {
     key[1] = ml_hash(source, strlen(source), ~compiler.identity);
 }
 
-/* Cut the missing kernels into batches: a few for each thread, none too long. */
+/* Cut the missing kernels into batches: a few for each compiler, none too long. */
 static batch *make_batches(ml_arena *arena, ml_kernel **missing, const char **sources,
-                           uint64_t (*keys)[2], int count, int threads, int *batch_count) {
-    int rounds = (count + threads * BATCH - 1) / (threads * BATCH);
-    int wanted = rounds * threads < count ? rounds * threads : count;
+                           uint64_t (*keys)[2], int count, int compilers, int *batch_count) {
+    int rounds = (count + compilers * BATCH - 1) / (compilers * BATCH);
+    int wanted = rounds * compilers < count ? rounds * compilers : count;
     batch *batches = ML_NEW_ARRAY(arena, batch, wanted);
     for (int i = 0; i < wanted; i++) {
         int begin = (int)((int64_t)i * count / wanted);
@@ -446,14 +446,16 @@ static void compile_missing(load_call *call, const int *missing, int count) {
         sources[i] = call->sources[missing[i]];
         cache_key(sources[i], keys[i]);
     }
-    int threads = call->pool != NULL ? ml_pool_threads(call->pool) : 1;
-    batch *batches =
-        make_batches(arena, kernels, sources, keys, count, threads, &call->batch_count);
+    int threads = call->pool != NULL ? ml_pool_threads(call->pool) : 1,
+        most = cache_options.compilers;
+    bool fewer = most > 0 && most < threads;
+    batch *batches = make_batches(arena, kernels, sources, keys, count, fewer ? most : threads,
+                                  &call->batch_count);
     call->batches = batches;
     ml_debug(1, "compiling %d kernels in %d batches\n", count, call->batch_count);
+    int parts = fewer && most < call->batch_count ? most : call->batch_count; /* run at once */
     if (call->pool != NULL)
-        ML_CHECK(
-            ml_pool_run(call->pool, call->batch_count, call->batch_count, compile_job, batches));
+        ML_CHECK(ml_pool_run(call->pool, call->batch_count, parts, compile_job, batches));
     else
         compile_job(batches, 0, call->batch_count, 0);
     for (int i = 0; i < call->batch_count; i++)

@@ -42,6 +42,10 @@ static const knob KNOBS[] = {
     {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
      AT(out_of_memory)},
     {"MLUA_CACHE", "DIR", "keep compiled kernels in DIR", TEXT, AT(cache)},
+    {"MLUA_COMPILERS", "N",
+     "C compilers that a process runs at once for its kernels; where not set, as many as CPU "
+     "threads. Fewer compile more kernels each and take less time together",
+     NUMBER, AT(compilers)},
     {"MLUA_TUNE", "0|1",
      "0: time nothing, but take the GPU library's first algorithm for each GEMM, and cuDNN for "
      "attention",

@@ -18,6 +18,7 @@ typedef struct {
     const char *keep;
     int64_t out_of_memory; /* MLUA_OOM */
     const char *cache;
+    int compilers; /* 0: one for each CPU thread */
     bool tune, cudnn, deterministic;
     int wgmma;
     bool tma, early;

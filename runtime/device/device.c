@@ -19,7 +19,8 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
         .runs = k->runs,
         .debug = k->debug,
     };
-    ml_jit_set_options(&(ml_jit_options){.keep = k->keep, .cache = k->cache});
+    ml_jit_set_options(
+        &(ml_jit_options){.keep = k->keep, .cache = k->cache, .compilers = k->compilers});
     ml_status status = ops->open(device, ordinal, &options);
     if (status == ML_OK) {
         (*device)->options = options;

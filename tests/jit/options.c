@@ -5,6 +5,7 @@
 
 __attribute__((constructor)) static void set_options(void) {
     const ml_knobs_values *k = ml_knobs();
-    ml_jit_set_options(&(ml_jit_options){.keep = k->keep, .cache = k->cache});
+    ml_jit_set_options(
+        &(ml_jit_options){.keep = k->keep, .cache = k->cache, .compilers = k->compilers});
     cpu_blas_choose(k->blas);
 }

@@ -135,3 +135,28 @@ PROCESS_TEST(cache_with_limited_files) {
     r = process_shell(room, 0, "ls cache");
     CHECK(strstr(r.output, "tmp-") == NULL);
 }
+
+/* As many objects as compilers, where these may run at once. */
+PROCESS_TEST(compilers_at_once) {
+    process_write(room, "two.lua",
+                  "local m = require 'mlua'\n"
+                  "local A = m.axes { a = 8, b = 5 }\n"
+                  "local f = m.compile(function(t)\n"
+                  "  return { y = m.gelu(t.x):sum(), z = m.silu(t.w):max() }\n"
+                  "end, { x = { A.a }, w = { A.b } })\n"
+                  "print(('%.4f'):format(f { x = { 1, 1, 1, 1, 1, 1, 1, 1 }, "
+                  "w = { 0, 0, 0, 0, 1 } }.y))\n");
+    static const char *const expected[][3] = {
+        {"MLUA_COMPILERS=1", "one", "compiling 2 kernels in 1 batches"},
+        {"MLUA_THREADS=2", "two", "compiling 2 kernels in 2 batches"}};
+    for (int i = 0; i < 2; i++) {
+        process_result r = process_run(
+            room, 0,
+            ml_arena_format(room->arena, "-u MLUA_COMPILERS %s MLUA_DEBUG=1 MLUA_CACHE=%s",
+                            expected[i][0], expected[i][1]),
+            "run --device cpu two.lua");
+        process_expect(&r, expected[i][2]);
+        process_expect(&r, result);
+        process_shell(room, 0, "test $(ls %s/*.so | wc -l) = %d", expected[i][1], i + 1);
+    }
+}
