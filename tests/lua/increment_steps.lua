@@ -68,14 +68,32 @@ local function model_of(write)
   return model
 end
 
+-- States of a MiB at all positions: the whole program scans over segments, for a gradient that an increment has not.
+local L = m.axes { batch = 1, seq = 64, embed = 6, wide = 690, other = 690, vocab = 17 }
+local mix = param("mix", L.other, m.axis("part", 4))
+local function large()
+  local model = { A = L }
+  function model.forward(tokens)
+    local x = embedding:gather(tokens, "vocab")
+    local y = m.scan(function(S, t)
+      local read = S:rename("wide", "other"):dot(mix, "other"):sum "part"
+      local new = m.tanh(0.5 * S + (t.x + 0.01 * read))
+      return new, new:mean "wide"
+    end, { axis = "seq", state = m.zeros({ L.batch, L.wide, L.embed }, x:dtype()), inputs = { x = x } })
+    return (x + y):dot(head, "embed")
+  end
+  return model
+end
+
 local names = {}
 local sample = { attention = true, conv = true, reverse = true }
 for name in pairs(writes) do
   if sample[name] or os.getenv "LONG" == "1" then names[#names + 1] = name end
 end
 table.sort(names)
+names[#names + 1] = "large"
 for i, name in ipairs(names) do
-  local model = model_of(writes[name])
+  local model = name == "large" and large() or model_of(writes[name])
   local ok, result = pcall(increments, model, function() return drawn.whole(model, 1, "f32") end, drawn.numbers(i))
   if check.equal(ok, true, name .. ": " .. tostring(result)) or ok then
     check.near(result.worst, 0, 1e-5, name .. " at " .. result.where)

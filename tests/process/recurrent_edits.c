@@ -1,4 +1,5 @@
 /* Changes of one line of recurrent models: the scan stays in chunks, or the report says why not. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -63,4 +64,44 @@ PROCESS_TEST(changed_recurrences) {
             process_expect(&r, "is not linear in it   changed.lua:");
         }
     }
+}
+
+/* Kernels to compile of a stack of so many layers, each with an LSTM and a gated delta rule. */
+static double to_compile(process_room *room, int layers) {
+    static const char script[] =
+        "local m = require 'mlua'\n"
+        "local A = m.axes { batch = 2, seq = 64, h = 8, e = 8, k = 4, v = 8 }\n"
+        "local Layer = m.module('Layer', function(self)\n"
+        "  self.W, self.K = m.param { A.e, A.h }, m.param { A.h, A.k }\n"
+        "end)\n"
+        "function Layer:forward(x)\n"
+        "  local y = m.scan(function(s, t)\n"
+        "    local new = m.tanh(s:rename('h', 'e'):dot(self.W, 'e') + t)\n"
+        "    return new, new\n"
+        "  end, { axis = 'seq', state = m.zeros { A.batch, A.h }, inputs = x })\n"
+        "  local z = m.scan(function(S, t)\n"
+        "    S = S * 0.9\n"
+        "    S = S + m.outer(t.k, t.v - S:dot(t.k, 'k'))\n"
+        "    return S, S:dot(t.k, 'k')\n"
+        "  end, { axis = 'seq', state = m.zeros { A.batch, A.k, A.v },\n"
+        "         inputs = { k = x:dot(self.K, 'h'), v = x:rename('h', 'v') } })\n"
+        "  return x + y + z:rename('v', 'h')\n"
+        "end\n"
+        "local layers = m.stack(%d, Layer)\n"
+        "m.compile(function(i)\n"
+        "  local x = i.x\n"
+        "  for _, layer in ipairs(layers) do x = layer(x) end\n"
+        "  return { g = m.grad((x * x):sum(), { i.x })[1] }\n"
+        "end, { x = { A.batch, A.seq, A.h } })\n";
+    process_write(room, "stack.lua", ml_arena_format(room->arena, script, layers));
+    process_result r = process_run(room, 0, "", "check --device cpu stack.lua");
+    const char *at = strstr(r.output, " kernels (");
+    EXPECT(at != NULL, "the report counts kernels: %s", r.output);
+    return at ? strtod(at + strlen(" kernels ("), NULL) : 0;
+}
+
+PROCESS_TEST(bodies_of_a_stack_compile_once) {
+    const double three = to_compile(room, 3);
+    CHECK(three > 0);
+    CHECK_NEAR(to_compile(room, 9), three, 0);
 }

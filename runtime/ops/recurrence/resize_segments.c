@@ -156,12 +156,29 @@ static void check_node(const resizing *x, ml_ref n) {
     }
 }
 
-static void find(resizing *x, const ml_graph *from) {
+/* live: by node; NULL: all are. */
+static void find(resizing *x, const ml_graph *from, const bool *live) {
     x->from = from;
     x->nodes = ml_graph_count(from);
     for (ml_ref n = 1; n < x->nodes; n++)
-        if (ml_graph_node(from, n)->op == ML_OP_RECURRENCE) find_scan(x, n);
-    for (ml_ref n = 1; n < x->nodes && x->list.count; n++) check_node(x, n);
+        if ((!live || live[n]) && ml_graph_node(from, n)->op == ML_OP_RECURRENCE) find_scan(x, n);
+    for (ml_ref n = 1; n < x->nodes && x->list.count; n++)
+        if (!live || live[n]) check_node(x, n);
+}
+
+/* What n is computed of, functions too, by node. */
+static bool *find_live(const ml_graph *g, ml_ref n, ml_arena *arena) {
+    bool *live = ML_NEW_ARRAY(arena, bool, ml_graph_count(g));
+    live[n] = true;
+    for (ml_ref i = n; i > 0; i--) {
+        const ml_node *node = ml_graph_node(g, i);
+        for (int k = 0; live[i] && k < node->source_count; k++)
+            live[ml_graph_source(g, i, k)] = true;
+        for (int k = 0; live[i] && k < node->arg_count; k++)
+            if (ml_op_arg_of((ml_op)node->op, k)->kind == ML_ARG_FUNCTION)
+                live[ml_graph_args(g, i)[k]] = true;
+    }
+    return live;
 }
 
 /* ---- Other sizes ---- */
@@ -331,7 +348,7 @@ typedef struct {
 static void begin(rewrite *r) {
     request *q = r->context;
     q->x.arena = r->scratch;
-    find(&q->x, r->from);
+    find(&q->x, r->from, NULL);
     q->x.to = r->to;
     q->x.functions = copies_new(&q->x);
     for (int i = 0; i < r->roots->output_count; i++)
@@ -352,18 +369,14 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
 ml_ref ml_recurrence_whole(ml_graph *g, ml_ref n) {
     if (!ml_resize_segments_applies(g)) return n;
     resizing x = {.to = g, .arena = ml_graph_arena(g)};
-    find(&x, g);
+    const bool *live = find_live(g, n, x.arena);
+    find(&x, g, live);
     x.functions = copies_new(&x);
     for (uint32_t i = 0; i < x.list.count; i++)
         x.list.at[i].to = x.list.at[i].count * x.list.at[i].size;
     copies c = copies_new(&x);
-    bool *live = ML_NEW_ARRAY(x.arena, bool, x.nodes);
-    live[n] = true;
-    for (ml_ref i = n; i > 0; i--)
-        for (int k = 0; live[i] && k < ml_graph_node(g, i)->source_count; k++)
-            live[ml_graph_source(g, i, k)] = true;
     for (ml_ref i = 1; i <= n; i++)
-        if (live[i]) {
+        if (live[i] && !(ml_graph_node(g, i)->flags & ML_NODE_FUNCTION)) {
             ml_graph_set_flags(g, ml_graph_node(g, i)->flags & (uint8_t)~ML_NODE_GRADIENT);
             copy_inside(&x, i, NULL, &c);
         }
