@@ -19,6 +19,9 @@ typedef struct {
     int64_t link_bytes; /* a second, that a GPU sends to those of its host at most: from the data
                            sheet of what joins them; 0: unknown */
     int host_ranks;     /* GPUs of a host; 0: unknown */
+    int64_t host_bytes; /* a second, each way between a GPU and host memory, for which plans may
+                           offload values (MLUA_HOST_LINK); 0: they do not */
+    int64_t host_memory; /* of a rank, that may be pinned for that; 0: unknown */
     /* The user's options (ml_target_set_options, runtime/exec/options.c); zero is the default. */
     bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE=1) */
     bool no_cudnn;         /* attention runs on mlua's own kernels (MLUA_CUDNN=0) */

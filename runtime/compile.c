@@ -223,6 +223,18 @@ static void compile_global(const ml_compile_input *in, ml_plan *plan) {
     passes_run(&c, PASSES_GLOBAL);
 }
 
+static int64_t moment_bytes(const ml_plan *plan);
+
+/* As far as the choice asks for it and the peak does not fit beside what is reserved. */
+static void offload(ml_plan *plan, const plan_choice *choice) {
+    int64_t limit = plan->target->memory_bytes;
+    if (plan->roots.microbatches > 1 && plan->rebuild != NULL) limit -= moment_bytes(plan->rebuild);
+    if (choice->offload == OFFLOAD_NONE || plan->peak_bytes <= limit) return;
+    compile_offload(plan, limit, choice->offload == OFFLOAD_ALL);
+    log_steps(plan, "offload", "temporaries wait for the backward pass in host memory");
+    plan->hash = hash_schedule(plan->schedule, ml_graph_hash(plan->graph, 0));
+}
+
 static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
     pass_context c = {.plan = plan, .choice = *choice, .param_cache = choice->param_cache};
@@ -241,6 +253,7 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
         log_text(plan, ML_LOG_PART, "the program");
     }
     compile_steps(plan, choice->overlap);
+    offload(plan, choice);
     plan->may_overflow = plan->roots.overflow_count > 0;
 }
 
@@ -333,6 +346,8 @@ static int64_t least_states(const ml_plan *plan, bool caches) {
 static void measure(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
+    size->reach = plan->reach_bytes;
+    size->seconds = plan->copy_seconds;
     for (int i = 0; i < plan->part_count; i++) {
         const ml_schedule *s = plan->parts[i]->schedule;
         for (uint32_t t = 0; t < s->steps.count; t++)
@@ -363,11 +378,13 @@ static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
     if (choice->segment)
         snprintf(segment, sizeof segment, ", scans by segments of about %lld positions",
                  (long long)choice->segment);
-    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s%s",
+    static const char *const copies[] = {"", ", copies to the host beside computation",
+                                         ", copies to the host"};
+    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s%s%s",
              choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
              choice->cheap_everywhere ? "selective"
                                       : "selective, without stages that defer weight gradients",
-             share, segment);
+             share, segment, copies[choice->offload]);
 }
 
 /* Compile *c->plan, instead of the attempt before. */
@@ -404,6 +421,8 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     compilation c = {in, plan};
     plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
+    fit.offloads = compile_offload != NULL && target->host_bytes > 0 && target->memory_bytes > 0 &&
+                   !is_pipeline(in) && !in->roots->often;
     plan_choice first = {.kept = 1};
     first.overlap =
         in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);

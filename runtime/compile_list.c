@@ -226,6 +226,8 @@ static const compile_pass choice_passes[] = {
      .purpose = "parameters are stored as products read them, beside their f32 states"},
 };
 
+void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed) = plan_offload;
+
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {
     [PASSES_GLOBAL] = {global_passes, sizeof global_passes / sizeof *global_passes},
     [PASSES_RANK] = {rank_passes, sizeof rank_passes / sizeof *rank_passes},

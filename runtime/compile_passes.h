@@ -40,6 +40,11 @@ typedef struct {
 /* compile_list.c, or a shorter list of another program (tests/core/alone). */
 extern const compile_pass_list compile_pass_lists[PASS_LISTS];
 
+/* Copies temporaries of a plan, whose memory is accounted for, to host memory and back, until the
+ * peak fits in `limit` bytes; `exposed`: also where computation waits for it. NULL: nothing does.
+ */
+extern void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed);
+
 /* Rows of every list: the nodes that the results need; shardings that mean nothing on one rank;
  * new values in the dtype and order of their states. */
 ml_graph *pass_extract(pass_context *c);

@@ -1,8 +1,9 @@
 -- `mlua check --memory-curve`: the predicted time of a step over the memory that it may use.
 --
 -- The script is checked with memory for everything, then with next to none, whose plan is the least; then with budgets between,
--- several at once. A budget decides which values are computed again (runtime/plan/fit_memory.c); below each row are those that the row
--- above does not compute again, or not as often: operators by modules and lines, of which layers alike are one ("blocks.*"), and the
+-- several at once. A budget decides which values are computed again and which are copied to host memory and back
+-- (runtime/plan/fit_memory.c); below each row are those that the row above does not compute again, or not as often, and all that are
+-- copied: operators by modules and lines, of which layers alike are one ("blocks.*"), and the
 -- segments of scans.
 local core = require "mlua.core"
 
@@ -38,6 +39,8 @@ local function check(budgets)
 end
 
 -- "blocks.*: dot llama.lua:65 x 12, elementwise x 30" for each module: values that `report` computes again and `other` does not.
+local function place_of(r) return r.file and (" %s:%d"):format(r.file:match "[^/]*$", r.line) or "" end
+
 local function print_again(report, other)
   local before, modules, order = {}, {}, {}
   local function key(r) return ("%s %s %d"):format(r.module, r.op, r.line) end
@@ -49,8 +52,7 @@ local function print_again(report, other)
         modules[r.module] = {}
         order[#order + 1] = r.module
       end
-      local at = r.file and (" %s:%d"):format(r.file:match "[^/]*$", r.line) or ""
-      table.insert(modules[r.module], ("%s%s x %d"):format(r.op, at, more))
+      table.insert(modules[r.module], ("%s%s x %d"):format(r.op, place_of(r), more))
     end
   end
   for _, module in ipairs(order) do print(("          again %s%s"):format(module ~= "" and module .. ": " or "", table.concat(modules[module], ", "))) end
@@ -67,6 +69,24 @@ local function print_segments(report, other)
   end
 end
 
+-- "blocks.*: dot llama.lua:65 x 12, 3.00 GiB" for each module, then what the copies take.
+local function print_offloaded(report)
+  local modules, order, bytes = {}, {}, 0
+  for _, r in ipairs(report.offloaded) do
+    if not modules[r.module] then
+      modules[r.module] = {}
+      order[#order + 1] = r.module
+    end
+    table.insert(modules[r.module], ("%s%s x %d, %.2f GiB"):format(r.op, place_of(r), r.values, r.bytes / 2 ^ 30))
+    bytes = bytes + r.bytes
+  end
+  if bytes == 0 then return end
+  local predicted = report.predicted
+  print(("          on the host %.2f GiB%s"):format(bytes / 2 ^ 30, predicted and
+    (", copies %.1f ms, of which computation waits %.1f ms"):format(1e3 * predicted.host_copies, 1e3 * predicted.host_wait) or ""))
+  for _, module in ipairs(order) do print(("            %s%s"):format(module ~= "" and module .. ": " or "", table.concat(modules[module], "; "))) end
+end
+
 return function()
   local ends = check { ENOUGH, NONE }
   local most, least = ends[1].peak_bytes / 2 ^ 30, ends[2].peak_bytes / 2 ^ 30
@@ -79,7 +99,9 @@ return function()
   local fastest = ends[1].predicted and ends[1].predicted.seconds
   if options.json then
     local points = {}
-    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed } end
+    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed,
+      offloaded = r.offloaded, host_bytes = r.host_bytes, host_copies = r.predicted and r.predicted.host_copies,
+      host_wait = r.predicted and r.predicted.host_wait } end
     io.write(core.to_json(points), "\n")
   else
     print(fastest and "     GiB   ms a step   slower" or "     GiB")
@@ -92,6 +114,7 @@ return function()
         print(row)
         print_again(r, above)
         print_segments(r, above)
+        print_offloaded(r)
         above = r
       end
       before = row

@@ -18,6 +18,7 @@ typedef enum {
     ML_STORAGE_INPUT,
     ML_STORAGE_SAVED, /* memory of the caller for output `id` (runtime/pipeline/split_tasks.h) */
     ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
+    ML_STORAGE_HOST, /* pinned host memory of the program: what is offloaded (ml_host_copy) */
 } ml_storage_kind;
 typedef struct {
     ml_storage_kind kind;
@@ -26,7 +27,8 @@ typedef struct {
     ml_ref node; /* for accounts and messages; 0 for partial results and workspace */
     /* set by memory.c for temporaries: */
     uint32_t first, last; /* steps between which it is alive */
-    int64_t offset;       /* bytes, in the arena; a multiple of 256 */
+    int64_t offset;       /* bytes, in the arena, of HOST in the program's host memory; a multiple
+                             of 256 */
 } ml_storage;
 
 typedef struct {
@@ -104,6 +106,16 @@ typedef struct {
     uint32_t launch;    /* those of different ones are not to be joined */
 } ml_collective_step;
 
+/* HOST_COPY: a whole temporary to a HOST storage (offloaded), or `back` to another temporary. It
+ * runs beside the steps that follow until the WAIT with the same ticket (1, 2, ...), which has
+ * the device's storage among its reads: then that is free, or there. Copies of a direction are in
+ * order. */
+typedef struct {
+    bool back;
+    uint32_t ticket;
+    int64_t bytes;
+} ml_host_copy;
+
 /* RECURRENCE: a step as a program of its own, which runs once for each position. Its inputs are
  * PARAM nodes, so storages of kind INPUT with these numbers; its outputs are of kind SAVED. Sums
  * are carried like states, from zero on. What is sliced or stacked has the positions outermost.
@@ -159,7 +171,8 @@ typedef enum {
     ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
     ML_STEP_COLLECTIVE,
     ML_STEP_LOOP, /* a recurrence: its body at each position */
-    ML_STEP_WAIT, /* for the collective with the same ticket */
+    ML_STEP_HOST_COPY,
+    ML_STEP_WAIT, /* for the collective, or the copy, with the same ticket */
     ML_STEP_KINDS
 } ml_step_kind;
 
@@ -177,6 +190,7 @@ typedef struct {
     ml_loop *loop;
     const ml_scan_step *scan;
     const ml_collective_step *collective;
+    const ml_host_copy *host_copy;
     uint64_t *may_alias; /* for each write: bit set of its member's reads whose memory it may
                             overwrite (same elements read before they are written, never after) */
     double flops;

@@ -65,7 +65,8 @@ void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out) {
 static void print_value(const ml_schedule *s, uint32_t id, ml_text *out) {
     const ml_value *value = &s->values.at[id];
     const ml_storage *storage = &s->storages.at[value->storage];
-    static const char *const kinds[] = {"temporary", "state", "input", "saved", "coordinate"};
+    static const char *const kinds[] = {"temporary", "state",      "input",
+                                        "saved",     "coordinate", "host"};
     ml_text_add(out, " v%u:%%%u in %s", id, value->node, kinds[storage->kind]);
     if (storage->kind == ML_STORAGE_TEMPORARY)
         ml_text_add(out, " s%u", value->storage);
@@ -79,7 +80,8 @@ const char *ml_step_kind_name(ml_step_kind kind) {
         [ML_STEP_KERNEL] = "kernel",       [ML_STEP_GEMM] = "gemm",
         [ML_STEP_ATTENTION] = "attention", [ML_STEP_COPY] = "copy",
         [ML_STEP_RAGGED] = "ragged",       [ML_STEP_COLLECTIVE] = "collective",
-        [ML_STEP_LOOP] = "loop",           [ML_STEP_WAIT] = "wait",
+        [ML_STEP_LOOP] = "loop",           [ML_STEP_HOST_COPY] = "host_copy",
+        [ML_STEP_WAIT] = "wait",
     };
     return names[kind];
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PATH_SIZE = 4096, LINE_SIZE = 8192 };
 
@@ -156,4 +157,10 @@ int64_t ml_cgroup_memory(const char *root) {
 int ml_cgroup_cores(const char *root) {
     double cores = least_limit(root, "cpu", cores_of_group);
     return (int)cores + (cores > (int)cores);
+}
+
+int64_t ml_memory_here(void) {
+    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    int64_t bytes = pages > 0 && page > 0 ? pages * page : 0, limit = ml_cgroup_memory("");
+    return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
 }

@@ -7,6 +7,8 @@
 
 /* Files are read below `root`, "" for the system's own (tests have others). 0: no limit. */
 int64_t ml_cgroup_memory(const char *root); /* bytes */
+/* Physical memory, or what the container may use of it: bytes; 0: unknown. */
+int64_t ml_memory_here(void);
 int ml_cgroup_cores(const char *root);      /* cores' worth of time, rounded up */
 
 #endif

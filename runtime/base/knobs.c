@@ -80,6 +80,11 @@ static const knob KNOBS[] = {
      "where not set, on a GPU those whose recomputation is cheap (selective), but none where "
      "zero-bubble stages run weight gradients late and memory allows",
      NUMBER, AT(recompute)},
+    {"MLUA_HOST_LINK", "GB/S",
+     "what a GPU copies to host memory a second, and as much back at the same time; values of the "
+     "forward pass are kept there where the budget of memory needs it and the copies are hidden. "
+     "0: never; on a CPU, where only tests want it, that is the default",
+     NUMBER, AT(host_link)},
     {"MLUA_CHUNK", "MIB",
      "compute logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
      "never in chunks",
@@ -149,6 +154,7 @@ static ml_knobs_values values = {.tune = true,
                                  .halves = -1,
                                  .peer = 1,
                                  .recompute = -1,
+                                 .host_link = -1,
                                  .chunk = -1};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 

@@ -28,6 +28,7 @@ typedef struct {
     int chunk; /* MiB */
     bool param_cache, batch;
     int overlap, halves;
+    int host_link; /* GB/s */
     int peer, hosts, timeout; /* timeout: s; 0: the default */
     const char *bind, *secret;
     int threads; /* 0: all cores */

@@ -17,16 +17,18 @@ const ml_gpu ml_gpus[] = {
 
 /* What an H200 was measured to reach is in comments: estimates are a little below. */
 const ml_machine ml_machine_planned = {
-    .product_flops = 600e12, /* assumed; measured 660e12 to 800e12; data sheet 989e12 */
-    .memory_bytes = 3.5e12,  /* assumed; measured 4.26e12 (copies); data sheet 4.8e12 */
-    .flops_per_byte = 150,   /* assumed: near the ratio of these two */
-    .launch_seconds = 3e-6,  /* assumed */
-    .link_bytes = 450e9,     /* data sheet: NVLink 4 */
-    .link_share = 5.0 / 9,   /* assumed; measured 346 GB/s of 450 (8 GPUs, large all-reduces) */
-    .network_bytes = 40e9,   /* assumed: a 400 Gbit/s card for each GPU */
-    .wait_seconds = 20e-6,   /* assumed */
-    .host_gpus = 8,          /* assumed */
-    .multiprocessors = 132,  /* data sheet */
+    .product_flops = 600e12,    /* assumed; measured 660e12 to 800e12; data sheet 989e12 */
+    .memory_bytes = 3.5e12,     /* assumed; measured 4.26e12 (copies); data sheet 4.8e12 */
+    .flops_per_byte = 150,      /* assumed: near the ratio of these two */
+    .launch_seconds = 3e-6,     /* assumed */
+    .link_bytes = 450e9,        /* data sheet: NVLink 4 */
+    .link_share = 5.0 / 9,      /* assumed; measured 346 GB/s of 450 (8 GPUs, large all-reduces) */
+    .network_bytes = 40e9,      /* assumed: a 400 Gbit/s card for each GPU */
+    .wait_seconds = 20e-6,      /* assumed */
+    .host_memory_bytes = 500e9, /* assumed: two sockets of eight channels of DDR5 */
+    .host_beside = 0.02,        /* assumed: a copy takes 1 part in 90 of the memory's speed */
+    .host_gpus = 8,             /* assumed */
+    .multiprocessors = 132,     /* data sheet */
 };
 
 /* Assumed: a sixtieth of an H200, a slow link and a slow network. */
@@ -37,6 +39,11 @@ const ml_machine ml_machine_slowest_gpu = {
 };
 /* Assumed: one core without vectors, shared with others. */
 const ml_machine ml_machine_slowest_cpu = {.product_flops = 1e9};
+
+int64_t ml_machine_host(int arch) {
+    const int64_t giga = 1000000000;      /* 16 lanes of PCIe: generation 5 has 63, 4 has 31.5 */
+    return (arch >= 90 ? 50 : 24) * giga; /* assumed: four fifths of that */
+}
 
 int64_t ml_machine_link(int arch, bool nvlink) {
     const int64_t giga = 1000000000, pcie = 32; /* generation 4, 16 lanes */

@@ -30,6 +30,8 @@ typedef struct {
     double link_share;     /* of a link's speed on the data sheet that collectives reach */
     double network_bytes;  /* a second, of collectives between hosts, for each GPU */
     double wait_seconds;   /* of a collective, before its first byte has arrived */
+    double host_memory_bytes; /* a second, that the copies of all GPUs of a host read and write */
+    double host_beside;    /* computation is so much longer beside a copy to or from the host */
     int host_gpus, multiprocessors;
 } ml_machine;
 extern const ml_machine ml_machine_planned;
@@ -39,5 +41,8 @@ extern const ml_machine ml_machine_slowest_gpu, ml_machine_slowest_cpu;
 
 /* Bytes a second, one way, from data sheets: NVLink of GPUs of this architecture; PCIe. */
 int64_t ml_machine_link(int arch, bool nvlink);
+/* Bytes a second that a GPU of this architecture copies to pinned host memory, and as many back at
+ * the same time. */
+int64_t ml_machine_host(int arch);
 
 #endif

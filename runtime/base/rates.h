@@ -44,6 +44,7 @@ typedef struct {
      * time until the first byte has arrived, and for each further rank that it passes. */
     double link_bytes, network_bytes, link_seconds, hop_seconds, network_seconds;
     int host_ranks; /* ranks of a host where nothing else says so */
+    double host_bytes; /* to pinned host memory, and as many back at the same time */
     /* Beside one another, computation is longer by beside_share, and a collective reaches
      * beside_link of the rate that it has alone. A step of several ranks takes as long as that of
      * the slowest: for each doubling of their number so much longer (rank_spread). */

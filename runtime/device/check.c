@@ -249,7 +249,7 @@ static void step_body(void *context) {
     ml_checker *c = call->checker;
     const ml_schedule *s = c->plan->schedule;
     const ml_step *step = &s->steps.at[call->step];
-    for (int i = 0; i < step->write_count && step->kind != ML_STEP_COPY; i++) {
+    for (int i = 0; i < step->write_count && step->kind != ML_STEP_COPY && !step->host_copy; i++) {
         const ml_value *value = &s->values.at[step->values[step->read_count + i]];
         if (!value_is_whole(c, value)) continue;
         value_check(call, value, value_take(c, value, c->arena, call->arena));

@@ -56,6 +56,10 @@ typedef struct {
     ml_status (*put)(ml_device *device, int slot, const void *from, void *to, int64_t width,
                      int64_t height, int64_t pitch);
     void (*unstage)(ml_device *device);
+    /* Host memory that executables copy to and from beside computation, and the end of it; NULL
+     * where any serves. */
+    ml_status (*pin)(ml_device *device, int64_t bytes, void **memory);
+    void (*unpin)(ml_device *device, void *memory);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */

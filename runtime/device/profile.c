@@ -73,7 +73,7 @@ static ml_work work_of(const ml_schedule *s, const ml_step *step, const char *mo
     if (step->gemm != NULL || step->ragged != NULL) return ML_WORK_GEMM;
     if (step->attention != NULL) return ML_WORK_ATTENTION;
     if (step->kind == ML_STEP_COLLECTIVE || step->kind == ML_STEP_WAIT) return ML_WORK_COLLECTIVE;
-    if (step->kind == ML_STEP_COPY) return ML_WORK_COPY;
+    if (step->kind == ML_STEP_COPY || step->kind == ML_STEP_HOST_COPY) return ML_WORK_COPY;
     if (in_scope(module, ML_SCOPE_OPTIMIZER) || writes_state(s, step)) return ML_WORK_OPTIMIZER;
     if (in_scope(module, ML_SCOPE_LOSS)) return ML_WORK_LOSS;
     return reduces(s, step) ? ML_WORK_REDUCTION : ML_WORK_MAP;

@@ -59,7 +59,12 @@ typedef struct {
 } ml_profile_program;
 
 /* Where a step runs: beside others only in another stream. */
-enum { ML_STREAM_MAIN, ML_STREAM_AXIS /* + mesh axis: its collectives, where they run apart */ };
+enum {
+    ML_STREAM_MAIN,
+    ML_STREAM_AXIS, /* + mesh axis: its collectives, where they run apart */
+    ML_STREAM_HOST = ML_STREAM_AXIS + ML_MAX_MESH, /* copies to the host; + 1: and back */
+    ML_STREAMS = ML_STREAM_HOST + 2
+};
 
 enum { ML_EVENT_WHOLE = UINT32_MAX, ML_EVENT_HOST = UINT32_MAX - 1 };
 typedef struct {

@@ -121,11 +121,18 @@ static void interval_add(const trace_call *call, const ml_profile_interval *inte
     ml_text_add(call->out, ",\"device ms\":%.6g}}", interval->busy * 1e3);
 }
 
+static void stream_name(const ml_layout *layout, int stream, char *name, size_t size) {
+    if (stream >= ML_STREAM_HOST)
+        snprintf(name, size, "copies %s the host", stream > ML_STREAM_HOST ? "back from" : "to");
+    else if (layout != NULL)
+        snprintf(name, size, "collectives over %s", layout->axis[stream - ML_STREAM_AXIS].name);
+}
+
 void ml_profile_trace(const ml_profile *profile, int rank, const char *device,
                       const ml_layout *layout, ml_text *out) {
     trace_call call = {profile, out, rank, trace_origin()};
     char name[64 + 256];
-    bool named[1 + ML_MAX_MESH] = {true};
+    bool named[ML_STREAMS] = {true};
     snprintf(name, sizeof name, "rank %d: %s", rank, device);
     name_add(&call, "process_name", 0, name);
     static const char *const threads[] = {"host", "runs", "device"};
@@ -144,9 +151,8 @@ void ml_profile_trace(const ml_profile *profile, int rank, const char *device,
             ml_text_add(out, "}}");
             continue;
         }
-        if (!named[event->stream] && layout != NULL) {
-            snprintf(name, sizeof name, "collectives over %s",
-                     layout->axis[event->stream - ML_STREAM_AXIS].name);
+        if (!named[event->stream]) {
+            stream_name(layout, event->stream, name, sizeof name);
             ml_text_add(out, ",\n");
             name_add(&call, "thread_name", THREAD_STREAMS + event->stream, name);
             named[event->stream] = true;

@@ -33,4 +33,5 @@ void ml_target_set_options(ml_target *target) {
     target->no_tma = !k->tma;
     target->few_rows = 1 + k->few_rows;
     target->no_early = !k->early;
+    if (k->host_link >= 0) target->host_bytes = (int64_t)k->host_link * 1000000000;
 }

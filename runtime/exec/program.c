@@ -159,6 +159,24 @@ static bool rank_leads(const ml_session *session) {
     return true;
 }
 
+/* Copies to and from it go on beside computation. */
+static ml_status host_allocate(ml_program *program) {
+    ml_device *device = program->session->device;
+    int64_t bytes = program->plan->host_bytes;
+    if (bytes == 0) return ML_OK;
+    if (device->ops->pin != NULL) return device->ops->pin(device, bytes, &program->host);
+    program->host = ml_alloc((size_t)bytes);
+    return program->host != NULL ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory to offload values");
+}
+
+static void host_release(ml_program *program) {
+    ml_device *device = program->session->device;
+    if (program->host != NULL && device->ops->unpin != NULL)
+        device->ops->unpin(device, program->host);
+    else
+        ml_free(program->host);
+}
+
 ml_status program_reserve(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ml_protect(inputs_body, program);
@@ -169,6 +187,7 @@ ml_status program_reserve(ml_program *program) {
     ML_TRY(ml_protect(require_body, &call));
     program_hold_cache(program);
     status = states_allocate(program);
+    if (status == ML_OK) status = host_allocate(program);
     return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
 }
 
@@ -324,6 +343,7 @@ void ml_program_free(ml_program *program) {
     staged_programs.unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
+    host_release(program);
     if (program->microbatch_buffers != NULL)
         device->ops->release(device, program->microbatch_buffers);
     *ml_error_last() = kept;
@@ -351,6 +371,7 @@ void *program_address(const ml_program *program, const ml_storage *storage) {
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
     }
+    if (storage->kind == ML_STORAGE_HOST) return (char *)program->host + storage->offset;
     if (storage->kind == ML_STORAGE_COORDINATE) {
         int64_t at = program->coordinates + ARENA_ALIGNMENT * (int64_t)storage->id;
         return (char *)program->inputs + at;

@@ -143,8 +143,11 @@ ml_status session_devices_agree(ml_session *session) {
     int64_t host = beside_core.host_ranks(comm);
     if (status == ML_OK) status = beside_core.least(comm, &target->memory_bytes);
     if (status == ML_OK) status = beside_core.least(comm, &target->link_bytes);
+    if (status == ML_OK) status = beside_core.least(comm, &target->host_bytes);
+    if (status == ML_OK) status = beside_core.least(comm, &target->host_memory);
     if (status == ML_OK) status = beside_core.least(comm, &host);
     target->host_ranks = (int)host;
+    target->host_memory /= host > 0 ? host : 1;
     return status;
 }
 

@@ -55,6 +55,7 @@ struct ml_program {
     void *inputs;                  /* one block for all inputs, then the coordinates */
     int64_t coordinates; /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
     void *part;          /* host memory for the largest part of an input; NULL on one rank */
+    void *host;          /* memory for offloaded values; NULL: none */
     void **addresses;    /* by storage; in the plan's arena */
     uint32_t *input_ids;
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */

@@ -1,6 +1,8 @@
-/* The search for a plan that fits. Collectives beside computation and the cache of parameters take
- * memory too; with and without them, the share of values that is kept is searched: the peak grows
- * with it nearly linearly, so a few attempts reach the limit. */
+/* The search for a plan that fits. Values that computation can copy to host memory and back beside
+ * it cost next to nothing, so as many as the limit asks for are copied before any is computed again
+ * that takes long. Collectives beside computation and the cache of parameters take memory too; with
+ * and without them, the share of values that is kept is searched: the peak grows with it nearly
+ * linearly, so a few attempts reach the limit. */
 #include "runtime/plan/fit_memory.h"
 
 typedef struct {
@@ -33,24 +35,29 @@ static bool attempt(search *s, const plan_choice *choice) {
     return fit;
 }
 
-/* Between shares of which one fits and the other one does not. */
+/* Between shares of which one fits and the other one does not: by the line through their peaks, and
+ * in the middle where that has come from one side twice. */
 static void search_share(search *s, plan_choice choice, double low, int64_t low_peak, double high,
                          int64_t high_peak) {
     enum { MOST = 5 };
     const double close = 0.02, margin = 0.05;
     const double all = (double)(high_peak - low_peak);
-    for (int i = 0; i < MOST && high_peak > low_peak; i++) {
+    for (int i = 0, side = 0; i < MOST && high_peak > low_peak; i++) {
         int64_t limit = s->fit->limit - (s->size.caches ? s->size.moments : 0);
         double width = high - low, left = (double)(limit - low_peak);
         if (width < close || left < close * all) return;
         double share = left / (double)(high_peak - low_peak);
         if (share < margin) share = margin;
         if (share > 1 - margin) share = 1 - margin;
+        if (side >= 2 || side <= -2) share = 0.5;
         choice.kept = low + share * width;
-        if (attempt(s, &choice))
-            low = choice.kept, low_peak = s->size.peak;
-        else
-            high = choice.kept, high_peak = s->size.peak;
+        if (attempt(s, &choice)) {
+            low = choice.kept, low_peak = s->size.reach;
+            side = side > 0 ? side + 1 : 1;
+        } else {
+            high = choice.kept, high_peak = s->size.reach;
+            side = side < 0 ? side - 1 : -1;
+        }
     }
 }
 
@@ -60,11 +67,11 @@ static bool search_kept(search *s, plan_choice choice, int64_t most) {
     choice.kept = 1;
     if (most == 0) {
         if (attempt(s, &choice)) return true;
-        most = s->size.peak;
+        most = s->size.reach;
     }
     choice.kept = 0;
     if (!attempt(s, &choice)) return false;
-    search_share(s, choice, 0, s->size.peak, 1, most);
+    search_share(s, choice, 0, s->size.reach, 1, most);
     return true;
 }
 
@@ -72,32 +79,38 @@ static bool search_kept(search *s, plan_choice choice, int64_t most) {
 static bool search_least(search *s, plan_choice choice) {
     choice.kept = 0;
     if (!attempt(s, &choice)) return false;
-    int64_t least = s->size.peak;
+    int64_t least = s->size.reach;
     choice.kept = 1;
-    if (!attempt(s, &choice)) search_share(s, choice, 0, least, 1, s->size.peak);
+    if (!attempt(s, &choice)) search_share(s, choice, 0, least, 1, s->size.reach);
     return true;
 }
 
 static bool same(const plan_choice *a, const plan_choice *b) {
     return a->kept == b->kept && a->cheap_everywhere == b->cheap_everywhere &&
-           a->overlap == b->overlap && a->param_cache == b->param_cache && a->segment == b->segment;
+           a->overlap == b->overlap && a->param_cache == b->param_cache &&
+           a->segment == b->segment && a->offload == b->offload;
 }
+
+static const double WORTH = 1.01; /* a plan that is slower by more is not taken at once */
 
 /* Without the cache parameters are cast at each use, which may take less time than computing values
  * again. */
 static void search_all(search *s, plan_choice choice, bool caches, bool only_moments, double fast,
                        int64_t most) {
-    const double worth = 1.01;
     bool found = !only_moments && search_kept(s, choice, most);
-    if (caches && (!found || s->best_size.seconds > worth * fast)) {
+    if (caches && (!found || s->best_size.seconds > WORTH * fast)) {
         choice.param_cache = false;
         found =
             (found || only_moments ? search_kept(s, choice, 0) : search_least(s, choice)) || found;
     }
     if (!found && choice.overlap) {
         choice.overlap = false;
-        search_least(s, choice);
+        found = search_least(s, choice);
     }
+    if (found || !s->fit->offloads) return;
+    choice.kept = 0;
+    choice.offload = OFFLOAD_ALL;
+    attempt(s, &choice);
 }
 
 /* The longest segments that fit with all else kept. A scan stores the states before each segment
@@ -145,13 +158,25 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     bool far = most / 2 > fit->limit || s.size.states > fit->limit;
     s.found = false; /* it fits without what is to be reserved */
     const int64_t scan = s.size.scan;
-    const bool least_fits = !far || attempt(&s, &(plan_choice){.cheap_everywhere = true});
+    const plan_choice least = {.cheap_everywhere = true,
+                               .offload = fit->offloads ? OFFLOAD_ALL : OFFLOAD_NONE};
+    const bool least_fits = !far || attempt(&s, &least);
     choice.cheap_everywhere = true;
+    if (least_fits && fit->offloads && !only_moments) {
+        choice.offload = OFFLOAD_HIDDEN;
+        bool enough = attempt(&s, &choice);
+        if (enough && s.size.seconds <= WORTH * fast) goto end;
+        if (enough)
+            choice.offload = OFFLOAD_NONE;
+        else
+            most = s.size.reach;
+    }
     if (least_fits && s.size.weight_grad && !far) {
         if (attempt(&s, &choice)) goto end;
         most = s.size.peak;
     }
     if (least_fits) search_all(&s, choice, caches, only_moments, fast, most);
+    choice.offload = OFFLOAD_NONE; /* peaks of segments are compared */
     if (scan > 0 && s.size.states <= fit->limit) search_segments(&s, choice, scan);
 end:
     if (!same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);

@@ -5,6 +5,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Which values are copied to host memory, until the peak fits: none; as many as computation hides;
+ * also those that it waits for. */
+typedef enum { OFFLOAD_NONE, OFFLOAD_HIDDEN, OFFLOAD_ALL } offload_choice;
+
 /* What attempts differ in. */
 typedef struct {
     double kept;           /* of the bytes that the backward pass may read instead of computing them
@@ -15,10 +19,13 @@ typedef struct {
     bool param_cache;      /* parameters are stored in the products' dtype too */
     int64_t segment;       /* positions of a segment of a scan, whose states are computed again from
                               those before it; 0: states at all positions are stored */
+    offload_choice offload;
 } plan_choice;
 
 typedef struct {
     int64_t peak;     /* bytes of the plan */
+    int64_t reach;    /* what the peak would be with as many copies as computation hides; the peak
+                         where there are to be none */
     int64_t states;   /* bytes that the plan of any choice takes, at least */
     int64_t moments;  /* bytes to reserve for the optimizer program (Adam's m and v) */
     double seconds;   /* that its steps would take alone, by the planner's machine */
@@ -33,6 +40,7 @@ typedef struct {
     void (*attempt)(void *context, const plan_choice *choice, plan_size *size);
     void *context;
     int64_t limit; /* bytes */
+    bool offloads; /* values may be copied to host memory */
 } plan_fit;
 
 /* The last attempt is `first` if it fits, else the fastest that was found to fit, else the

@@ -231,7 +231,7 @@ void memory_account(ml_plan *plan) {
         }
         if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT)
             continue; /* of the microbatch buffer */
-        if (storage->kind == ML_STORAGE_SAVED) continue;
+        if (storage->kind == ML_STORAGE_SAVED || storage->kind == ML_STORAGE_HOST) continue;
         if (storage->kind == ML_STORAGE_STATE) {
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
@@ -246,4 +246,5 @@ void memory_account(ml_plan *plan) {
     others += account_rebuild(plan, seen);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += plan->library_bytes + plan->arena_bytes - temporaries;
     plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
+    plan->reach_bytes = plan->peak_bytes;
 }

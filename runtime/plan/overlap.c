@@ -104,6 +104,7 @@ static double loop_seconds(const ml_loop *loop, const ml_layout *layout) {
 
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
     const ml_step *step = &s->steps.at[t];
+    if (step->host_copy != NULL) return 0;
     if (step->kind != ML_STEP_COLLECTIVE) {
         const ml_machine *m = &ml_machine_planned;
         if (step->loop && step->loop->plan) return loop_seconds(step->loop, layout);

@@ -129,7 +129,8 @@ static int largest_add(const ml_plan *part, uint32_t script_inputs, bool *seen, 
             continue;
         }
         if (storage->kind == ML_STORAGE_INPUT && storage->id >= script_inputs)
-            continue;                            /* memory of the caller */
+            continue; /* memory of the caller */
+        if (storage->kind == ML_STORAGE_HOST) continue;
         if (storage->kind == ML_STORAGE_STATE) { /* old and new value share their memory */
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
@@ -188,12 +189,13 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
 }
 
 static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
-    static const char *const kinds[] = {"t", "state ", "input ", "saved ", "coordinate "};
+    static const char *const kinds[] = {"t", "state ", "input ", "saved ", "coordinate ", "host "};
     const ml_value *value = &plan->schedule->values.at[index];
     const ml_storage *storage = &plan->schedule->storages.at[value->storage];
     bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
     ml_text_add(out, " %s%u", kinds[storage->kind], temporary ? value->storage : storage->id);
-    if (temporary) ml_text_add(out, "@%lld", (long long)storage->offset);
+    if (temporary || storage->kind == ML_STORAGE_HOST)
+        ml_text_add(out, "@%lld", (long long)storage->offset);
     if (value->offset != 0) ml_text_add(out, "+%lld", (long long)value->offset);
     if (value->node != 0) ml_text_add(out, "=%%%u", value->node);
     if (!ml_value_contiguous(value)) ml_text_add(out, "(strided)");
@@ -204,6 +206,9 @@ void plan_print(const ml_plan *plan, ml_text *out) {
     ml_text_add(out, "%u steps, %.3f GFLOP, arena %.3f GiB, peak %.3f GiB at step %u\n",
                 s->steps.count, plan->flops * 1e-9, plan->arena_bytes / GIB, plan->peak_bytes / GIB,
                 plan->peak_step);
+    if (plan->host_bytes > 0)
+        ml_text_add(out, "offloaded %.3f GiB to %.3f GiB of host memory\n",
+                    plan->offloaded_bytes / GIB, plan->host_bytes / GIB);
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
         ml_text_add(out, "%4u %s", t, ml_step_kind_name(step->kind));
@@ -213,6 +218,8 @@ void plan_print(const ml_plan *plan, ml_text *out) {
             ml_text_add(out, " %s over %s of %lld", ml_collectives[c->kind].name,
                         plan->layout->axis[c->mesh_axis].name, (long long)c->count);
         }
+        if (step->host_copy != NULL)
+            ml_text_add(out, " %s", step->host_copy->back ? "back" : "out");
         if (step->gemm != NULL) {
             const ml_gemm *gemm = step->gemm;
             ml_text_add(out, " %lldx%lldx%lld x%lld%s", (long long)gemm->m, (long long)gemm->n,

@@ -53,6 +53,11 @@ struct ml_plan {
     int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
     int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
     int64_t buffer_bytes;   /* of pipeline stages: values saved for open microbatches */
+    /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
+     * bytes that are copied each way, what that adds to computation by the planner's machine, and
+     * the peak that as many copies as computation hides would reach. */
+    int64_t host_bytes, offloaded_bytes, reach_bytes;
+    double copy_seconds;
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                   /* states + arena + inputs + library + blocks */

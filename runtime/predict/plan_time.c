@@ -5,6 +5,7 @@
  * WAIT; beside it computation takes longer, by beside_share, for its bytes pass the same memory. */
 #include <math.h>
 
+#include "runtime/base/machine.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/predict/predict.h"
 
@@ -13,12 +14,13 @@ typedef struct {
     const ml_schedule *s;
     const ml_layout *layout;
     double now, stream[ML_MAX_MESH], *end; /* end: of collectives, by ticket */
+    double host[2], *host_end;             /* of copies to the host and back */
     ml_prediction *out;
 } replay;
 
-static void wait_until(replay *r, double when) {
+static void wait_until(replay *r, double when, double *waited) {
     if (when <= r->now) return;
-    r->out->exposed += when - r->now;
+    *waited += when - r->now;
     r->now = when;
 }
 
@@ -31,12 +33,22 @@ static void collective(replay *r, const ml_collective_step *c, uint32_t launch) 
     *stream = (*stream > r->now ? *stream : r->now) + seconds;
     r->out->sent += seconds;
     if (c->ticket == 0)
-        wait_until(r, *stream);
+        wait_until(r, *stream, &r->out->exposed);
     else
         r->end[c->ticket] = *stream;
 }
 
-/* Computation, some of it beside collectives. */
+/* A copy between the device and the host, in the stream of its direction. */
+static void host_copy(replay *r, const ml_host_copy *c) {
+    double *stream = &r->host[c->back];
+    double rate = r->rates->host_bytes > 0 ? r->rates->host_bytes : r->rates->copy_bytes / 2;
+    double seconds = r->rates->launch_seconds + (double)c->bytes / rate;
+    *stream = (*stream > r->now ? *stream : r->now) + seconds;
+    r->out->copied += seconds;
+    r->host_end[c->ticket] = *stream;
+}
+
+/* Computation, some of it beside collectives and copies. */
 static void compute(replay *r, uint32_t at) {
     predict_kind kind = PREDICT_SIMPLE;
     double seconds = predict_step(r->rates, r->s, r->layout, at, &kind), busy = r->now;
@@ -44,6 +56,10 @@ static void compute(replay *r, uint32_t at) {
     double beside = busy - r->now, slow = 1 + r->rates->beside_share;
     if (beside > seconds * slow) beside = seconds * slow;
     seconds += beside * (1 - 1 / slow);
+    busy = r->host[0] > r->host[1] ? r->host[0] : r->host[1];
+    if (busy > r->now)
+        seconds +=
+            ml_machine_planned.host_beside * (busy - r->now < seconds ? busy - r->now : seconds);
     r->now += seconds;
     r->out->busy[kind] += seconds;
 }
@@ -51,25 +67,32 @@ static void compute(replay *r, uint32_t at) {
 static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *arena,
                         ml_prediction *out) {
     const ml_schedule *s = part->schedule;
-    uint32_t tickets = 0, launch = 0;
+    uint32_t tickets = 0, launch = 0, copies = 0;
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_collective_step *c = s->steps.at[i].collective;
         if (c && c->ticket > tickets) tickets = c->ticket;
+        copies += s->steps.at[i].kind == ML_STEP_HOST_COPY;
     }
     replay r = {.rates = rates, .s = s, .layout = part->layout, .out = out};
     r.end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
+    r.host_end = ML_NEW_ARRAY(arena, double, (size_t)copies + 1);
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
         if (step->kind == ML_STEP_COLLECTIVE) {
             collective(&r, step->collective, launch);
             launch = step->collective->launch;
         } else if (step->kind == ML_STEP_WAIT) {
-            wait_until(&r, r.end[step->collective->ticket]);
+            if (step->host_copy)
+                wait_until(&r, r.host_end[step->host_copy->ticket], &out->held);
+            else
+                wait_until(&r, r.end[step->collective->ticket], &out->exposed);
+        } else if (step->kind == ML_STEP_HOST_COPY) {
+            host_copy(&r, step->host_copy);
         } else {
             compute(&r, i);
         }
     }
-    for (int i = 0; i < ML_MAX_MESH; i++) wait_until(&r, r.stream[i]);
+    for (int i = 0; i < ML_MAX_MESH; i++) wait_until(&r, r.stream[i], &out->exposed);
     out->seconds += r.now;
 }
 
@@ -151,6 +174,8 @@ static void predict_pipeline(const ml_rates *rates, const ml_plan *plan, ml_aren
     for (int i = 0; i < PREDICT_KINDS; i++) out->busy[i] *= share;
     out->exposed *= share;
     out->sent *= share;
+    out->copied *= share;
+    out->held *= share;
     out->seconds = (double)length * UNIT + once;
 }
 
@@ -192,5 +217,7 @@ void predict_add(ml_prediction *sum, const ml_prediction *one, double times) {
     sum->seconds = seconds;
     sum->exposed += times * one->exposed;
     sum->sent += times * one->sent;
+    sum->copied += times * one->copied;
+    sum->held += times * one->held;
     for (int i = 0; i < PREDICT_KINDS; i++) sum->busy[i] += times * one->busy[i];
 }

@@ -27,6 +27,8 @@ typedef struct {
     double busy[PREDICT_KINDS]; /* of a rank's computation: in a pipeline the mean of its ranks */
     double exposed;             /* in which computation waits for collectives, likewise */
     double sent;                /* in which collectives are under way, likewise */
+    double copied, held;        /* in which copies to and from the host are under way, each way
+                                   summed; in which computation waits for them, likewise */
     double bubble;              /* share in which the ranks of a pipeline wait for one another */
 } ml_prediction;
 

@@ -159,6 +159,7 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
     double work = 0, start = rates->launch_seconds;
     predict_kind bound = PREDICT_SIMPLE;
     switch (step->kind) {
+    case ML_STEP_HOST_COPY:
     case ML_STEP_WAIT: return 0;
     case ML_STEP_COLLECTIVE: {
         const ml_collective_step *c = step->collective;

@@ -32,6 +32,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     }
     s->last = *size = (plan_size){.peak = peak,
                                   .scan = s->scan,
+                                  .reach = peak,
                                   .moments = s->moments,
                                   .states = s->states,
                                   .seconds = seconds,

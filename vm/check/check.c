@@ -448,6 +448,13 @@ static void print_memory(lua_State *L, const report *r) {
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
+    if (r->largest->host_bytes == 0) return;
+    printf("host memory     %s pinned", bytes_text(L, r->largest->host_bytes));
+    printf(" for %s offloaded a run", bytes_text(L, r->largest->offloaded_bytes));
+    if (r->predicted.known)
+        printf(", copies %.1f ms a step, of which computation waits %.1f ms",
+               1e3 * r->predicted.step.copied, 1e3 * r->predicted.step.held);
+    printf("\n");
 }
 
 static void print_traffic(lua_State *L, const report *r) {
@@ -530,6 +537,8 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object && vm_table_length(L, 1) > 0) {
         const ml_plan *plan = vm_program_plan(program_at(L, 1));
         json_object_set_new(object, "recomputed", recomputed_json(plan));
+        json_object_set_new(object, "offloaded", offloaded_json(plan));
+        json_object_set_new(object, "host_bytes", json_integer(r->largest->host_bytes));
     }
     if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));

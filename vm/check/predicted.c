@@ -69,9 +69,10 @@ void predicted_json(const vm_predicted *p, double tokens, double flops, json_t *
     const ml_prediction *s = &p->step;
     if (!p->known || s->seconds <= 0) return;
     json_t *out =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "seconds", s->seconds, "tokens_per_s",
-                  tokens / s->seconds, "mfu", mfu(p, flops), "exposed", s->exposed / s->seconds,
-                  "collectives", s->sent / s->seconds, "bubble", s->bubble, "rates", p->source);
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "seconds", s->seconds,
+                  "tokens_per_s", tokens / s->seconds, "mfu", mfu(p, flops), "exposed",
+                  s->exposed / s->seconds, "collectives", s->sent / s->seconds, "bubble", s->bubble,
+                  "host_copies", s->copied, "host_wait", s->held, "rates", p->source);
     if (out) json_object_set_new(out, "memory_bytes", json_real(p->rates.memory_bytes));
     if (out) json_object_set_new(out, "link_bytes", json_real(p->rates.link_bytes));
     if (out) json_object_set_new(out, "network_bytes", json_real(p->rates.network_bytes));

@@ -48,5 +48,6 @@ void gpu_target(const ml_gpu *gpu, ml_target *target) {
                           .vector_bytes = 64,
                           .memory_bytes = (int64_t)(gpu->memory_gib * (1 << 30)),
                           .link_bytes = ml_machine_link(gpu->arch, gpu->nvlink),
+                          .host_bytes = ml_machine_host(gpu->arch),
                           .longest_materialized = ML_CUDA_MATERIALIZED};
 }

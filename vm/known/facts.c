@@ -184,12 +184,13 @@ static void add_step(lua_State *L, int by_key, int list, const step_times *times
                      const ml_plan *part, uint32_t at) {
     const ml_graph *g = part->schedule->graph;
     const ml_step *step = &part->schedule->steps.at[at];
+    if (step->kind == ML_STEP_WAIT || step->kind == ML_STEP_HOST_COPY) return;
     const ml_origin *origin = ml_graph_origin(g, step->node);
     bool backward = ml_graph_node(g, step->node)->flags & ML_NODE_BACKWARD;
     const char *kind = ml_step_kind_name(step->kind);
     const char *label =
         step->collective ? ml_collectives[step->collective->kind].label : ml_step_label(step);
-    if (!origin || !origin->file || step->kind == ML_STEP_WAIT) return;
+    if (!origin || !origin->file) return;
     const char *module = origin->module ? origin->module : "";
     lua_pushfstring(L, "%s:%d:%s:%s:%d:%s", origin->file, origin->line, kind, label, backward,
                     module);

@@ -26,13 +26,6 @@ static int vector_bytes(void) {
     return 16;
 }
 
-/* Physical memory, or what the container may use of it. */
-static int64_t memory_bytes(void) {
-    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    int64_t bytes = pages > 0 && page > 0 ? pages * page : 0, limit = ml_cgroup_memory("");
-    return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
-}
-
 static void processor_name(char *out, int size) {
     FILE *file = fopen("/proc/cpuinfo", "r");
     char line[256];
@@ -60,7 +53,7 @@ static ml_status cpu_open(ml_device **device, int ordinal, const ml_device_optio
     cpu->base.target = (ml_target){.kind = ML_TARGET_C,
                                    .threads = ml_pool_threads(cpu->pool),
                                    .vector_bytes = vector_bytes(),
-                                   .memory_bytes = memory_bytes(),
+                                   .memory_bytes = ml_memory_here(),
                                    .longest_materialized = 0};
     char name[128];
     processor_name(name, sizeof name);

@@ -355,16 +355,16 @@ static ml_status command_run(ml_executable *e, command *c) {
     }
     if (step->kind == ML_STEP_RAGGED)
         return cpu_ragged_run(step->ragged, c->pointers, e->scratch, pool);
-    if (step->kind == ML_STEP_COPY) {
+    if (step->kind == ML_STEP_COPY || step->kind == ML_STEP_HOST_COPY) {
         const ml_value *value = &e->plan->schedule->values.at[step->values[0]];
         copy_call call = {c->pointers[1], c->pointers[0]};
-        int64_t bytes = ml_type_bytes(&value->type);
+        int64_t bytes = step->host_copy ? step->host_copy->bytes : ml_type_bytes(&value->type);
         int64_t parts = bytes < 1 << 20 ? 1 : ml_pool_threads(pool);
         return ml_pool_run(pool, bytes, parts, copy_job, &call);
     }
     if (step->kind == ML_STEP_COLLECTIVE) return collective_run(e, c);
     if (step->kind == ML_STEP_LOOP) return loop_run(c);
-    if (step->kind == ML_STEP_WAIT) return ML_OK; /* collectives are done when they return */
+    if (step->kind == ML_STEP_WAIT) return ML_OK; /* what it waits for is done when it returns */
     return ml_fail(ML_INTERNAL, "step %u has no kernel for the CPU", c->number);
 }
 

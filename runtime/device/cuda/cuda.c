@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/base/cgroup.h"
 #include "runtime/base/machine.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 #include "runtime/device/cuda/cuda_ranks.h"
@@ -47,6 +48,8 @@ static ml_status read_target(cuda_device *d) {
     target->vector_bytes = 64;
     target->longest_materialized = ML_CUDA_MATERIALIZED;
     target->link_bytes = read_link(d, target->arch);
+    target->host_bytes = ml_machine_host(target->arch);
+    target->host_memory = ml_memory_here() / 2;
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;
     target->memory_bytes =
@@ -99,6 +102,7 @@ static void cuda_close(ml_device *device) {
     if (!cuda_ranks_close(d)) return;
     cuda_ce_close(d);
     cuda_fetch_close(d);
+    cuda_host_copy_close(d);
     cuda_unstage(device);
     cuda_dnn_close(d);
     cuda_attention_tunings_close(d);
@@ -162,6 +166,8 @@ const ml_device_ops ml_device_cuda = {
     .stage = cuda_stage,
     .put = cuda_put,
     .unstage = cuda_unstage,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .wait = cuda_wait,
     .load = cuda_load,
     .bind = cuda_bind,

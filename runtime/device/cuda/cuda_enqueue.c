@@ -95,6 +95,7 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     if (step->attention) return cuda_attention_run(e->device, step->attention);
     if (step->loop) return cuda_loop_run(e, step);
     if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
+    if (step->step->kind == ML_STEP_HOST_COPY) return cuda_host_copy_here(step, e->device->stream);
     if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
     for (int i = 0; i < step->launch_count; i++) ML_TRY(launch_kernel(e, &step->launches[i]));
     return ML_OK;
@@ -111,6 +112,10 @@ ml_status cuda_enqueue_all(ml_executable *e) {
         const cuda_step *step = &e->steps[i];
         if (step->step->kind == ML_STEP_COLLECTIVE)
             ML_TRY(cuda_collect_group(e, step));
+        else if (step->step->kind == ML_STEP_HOST_COPY)
+            ML_TRY(cuda_host_copy_start(e, step));
+        else if (step->step->kind == ML_STEP_WAIT && step->step->host_copy)
+            ML_TRY(cuda_host_copy_wait(e, step));
         else if (step->step->kind == ML_STEP_WAIT)
             ML_TRY(cuda_collect_wait(e, step));
         else

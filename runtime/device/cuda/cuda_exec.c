@@ -296,6 +296,7 @@ static void load_body(void *argument) {
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].step->kind == ML_STEP_LOOP) cuda_loop_load(e, &e->steps[i]);
     cuda_collect_load(e);
+    cuda_host_copy_load(e);
     int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
@@ -350,6 +351,7 @@ void cuda_unload(ml_executable *e) {
     cuda_graph_forget(e);
     cuda_times_forget(e);
     cuda_collect_unload(e);
+    cuda_host_copy_unload(e);
     cuda_ce_unbind(e);
     for (uint32_t i = 0; i < e->step_count; i++) {
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);

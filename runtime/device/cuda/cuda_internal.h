@@ -48,6 +48,7 @@ typedef struct cuda_device {
     CUdevice device;
     CUcontext context;
     CUstream stream;
+    CUstream host_streams[2]; /* copies to host memory and back; NULL until needed */
     char *pinned[CUDA_PINNED]; /* host memory; one is free once its event has passed */
     CUevent pinned_event[CUDA_PINNED];
     int pinned_next;
@@ -101,6 +102,10 @@ ml_status cuda_stage(ml_device *device, int slots, int64_t bytes, char **buffers
 ml_status cuda_put(ml_device *device, int slot, const void *from, void *to, int64_t width,
                    int64_t height, int64_t pitch);
 void cuda_unstage(ml_device *device);
+/* cuda_host_copy.c: likewise. */
+ml_status cuda_pin(ml_device *device, int64_t bytes, void **memory);
+void cuda_unpin(ml_device *device, void *memory);
+void cuda_host_copy_close(cuda_device *device);
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
 ml_status cuda_wait_for(cuda_device *device, CUevent event);
 
@@ -181,6 +186,8 @@ struct ml_executable {
     uint32_t workspace_generation;
     cuda_ticket *tickets; /* [0] is unused */
     uint32_t ticket_count;
+    struct cuda_host_ticket *host_tickets; /* of copies to and from the host; [0] is unused */
+    uint32_t host_ticket_count;
     bool collects[ML_MAX_MESH];    /* has collectives along the mesh axis */
     struct cuda_ce_step *ce_steps; /* of its steps; NULL: none */
     uint32_t *opened;              /* by rank and step: what it uses of the device's list */
@@ -215,6 +222,13 @@ ml_status cuda_collect_wait(ml_executable *executable, const cuda_step *step);
 /* Each of `count` values becomes the smallest of the ranks with which this executable has
  * collectives, and of those with which these have some. */
 ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t count);
+/* Copies to and from the host (cuda_host_copy.c): on their direction's stream, between events; one
+ * alone, on a stream. */
+void cuda_host_copy_load(ml_executable *executable); /* raises */
+void cuda_host_copy_unload(ml_executable *executable);
+ml_status cuda_host_copy_start(ml_executable *executable, const cuda_step *step);
+ml_status cuda_host_copy_wait(ml_executable *executable, const cuda_step *step);
+ml_status cuda_host_copy_here(const cuda_step *step, CUstream stream);
 /* One collective alone, on the device's stream. */
 ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
 

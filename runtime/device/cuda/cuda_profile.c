@@ -148,6 +148,8 @@ static ml_status record_step(ml_executable *e, uint32_t i, double start, double 
     const ml_collective_step *c = e->steps[i].step->collective;
     uint32_t count = e->steps[i].step->kind == ML_STEP_COLLECTIVE ? e->steps[i].group : 1;
     int stream = count > 0 && c && c->ticket ? ML_STREAM_AXIS + c->mesh_axis : ML_STREAM_MAIN;
+    if (e->steps[i].step->kind == ML_STEP_HOST_COPY)
+        stream = ML_STREAM_HOST + e->steps[i].step->host_copy->back;
     double begin, end, bytes = 0;
     if (count == 0 || e->steps[i].step->kind == ML_STEP_WAIT) return ML_OK;
     ML_TRY(since_base(e, e->times->begin[i], &begin));
