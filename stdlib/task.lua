@@ -63,7 +63,8 @@ function task.take(model, seq)
   if what == "generate" then -- all of them load the weights
     require "mlua.generate_task"(model, seq, task.ids())
   elseif what == "serve" then
-    require(core.options().mode == "check" and "mlua.serve_check" or "mlua.serve")(model, seq)
+    local options = core.options()
+    require(options.mode == "check" and "mlua.serve_check" or options.measure and "mlua.serve_measure" or "mlua.serve")(model, seq)
   else
     require "mlua.hf_export"(model)
   end

@@ -149,7 +149,7 @@ local function search(facts, list)
     local left = limit - (core.time() - started)
     local best, batch = best_of(list), candidates.next(list, 2 * jobs, best_of(list))
     if best and left <= 0 and batch[1] and batch[1].score < POOR * best.seconds then left = left + MORE * limit end
-    if #batch == 0 or left <= (best and 0 or -MORE * limit) then break end
+    if #batch == 0 or planned > 0 and left <= (best and 0 or -MORE * limit) then break end
     planned = planned + plan(batch, facts, best and left or 600)
     candidates.learn(list, facts.memory)
     idle = best and best_of(list) == best and idle + 1 or 0

@@ -11,6 +11,7 @@ local MOST, GROWTH = 1024, 8 -- texts at once
 local MOST_TP = 8
 local SHOWN = 5
 local PROMPT = 512 -- tokens
+local MEASURED, TRIES = 600, 5 -- seconds of one measurement; how many
 
 local options = core.options()
 local started = core.time()
@@ -184,6 +185,34 @@ local function search(list, facts)
   return planned
 end
 
+-- Measuring -----------------------------------------------------------------------------------------------------------------
+
+-- What a point takes on this machine; nil and the reason where it does not run.
+local function measure(c, p, facts)
+  local words = command.joined({ "serve", options.script, "--measure", "--quiet", "--prompt-tokens", tostring(prompt) }, command.given(true), words_of(c, facts, p.slots))
+  if options.from then table.move({ "--from", options.from }, 1, 2, #words + 1, words) end
+  if c.ranks > 1 then table.move({ "-n", tostring(c.ranks) }, 1, 2, #words + 1, words) end
+  local result = core.run_program({ words }, 1, MEASURED)[1]
+  if not result or result.code ~= 0 then return nil, result and result.errors:match "[^\n]*" or "it did not end" end
+  return core.json(result.output:match "[^\n]*")
+end
+
+-- The best by predictions are run one after another; of servers on further GPUs one is.
+local function measure_best(facts, ranked)
+  for i = 1, math.min(options.tries > 0 and options.tries or TRIES, #ranked) do
+    local c, p = ranked[i].c, ranked[i].point
+    local found, problem = measure(c, p, facts)
+    if found then
+      p.measured, p.measured_first = c.servers * found.tokens_per_s, found.first_seconds
+      if options.latency > 0 and 1e3 * found.seconds > options.latency or options.first > 0 and 1e3 * found.first_seconds > options.first then
+        p.exceeds = ("measured, a token takes %.2f ms and a first one %.1f"):format(1e3 * found.seconds, 1e3 * found.first_seconds)
+      end
+    else
+      p.exceeds = "not measured: " .. problem
+    end
+  end
+end
+
 -- Output --------------------------------------------------------------------------------------------------------------------
 
 local function serve_command(c, p, facts)
@@ -194,6 +223,8 @@ end
 
 -- Why fewer tokens are made than by the best.
 local function reason(c, p, best)
+  if p.exceeds then return p.exceeds end
+  if p.measured and best.point.measured then return ("%.1f %% fewer tokens/s, measured"):format(100 * (1 - p.measured / best.point.measured)) end
   local fewer = ("%.1f %% fewer tokens/s: "):format(100 * (1 - p.tokens_per_s / best.point.tokens_per_s))
   if c.bound and p.slots * c.servers < best.point.slots * best.c.servers then return fewer .. c.bound end
   local name, mine, others = command.longest(p.predicted, 1 / (p.slots * c.servers), best.point.predicted, 1 / (best.point.slots * best.c.servers))
@@ -203,8 +234,8 @@ end
 local function print_text(facts, ranked, planned, all)
   for i = 1, math.min(SHOWN, #ranked) do
     local c, p = ranked[i].c, ranked[i].point
-    io.write(("%d  %.0f tokens/s, weights %s, %s%s: %.2f ms a token (%.2f while a prompt is read), first token %.1f ms, memory %.1f GiB\n"):format(
-      i, p.tokens_per_s, c.weights.name, texts(p.slots), c.servers > 1 and (" on each of %d servers"):format(c.servers) or "", 1e3 * p.seconds, 1e3 * p.reading,
+    io.write(("%d  %.0f tokens/s%s, weights %s, %s%s: %.2f ms a token (%.2f while a prompt is read), first token %.1f ms, memory %.1f GiB\n"):format(
+      i, p.tokens_per_s, p.measured and (" (measured %.0f)"):format(p.measured) or "", c.weights.name, texts(p.slots), c.servers > 1 and (" on each of %d servers"):format(c.servers) or "", 1e3 * p.seconds, 1e3 * p.reading,
       1e3 * p.first, p.memory / 2 ^ 30))
     if i > 1 then io.write("   ", reason(c, p, ranked[1]), "\n") end
     if c.bound then io.write("   beyond the bounds: ", c.bound, "\n") end
@@ -220,7 +251,7 @@ local function print_json(facts, ranked, planned, all)
     local c, p = ranked[i].c, ranked[i].point
     out.best[i] = {
       command = serve_command(c, p, facts), tokens_per_s = p.tokens_per_s, weights = c.weights.name, slots = p.slots, servers = c.servers, ranks = c.ranks,
-      seconds = p.seconds, reading_seconds = p.reading, first_seconds = p.first, memory_bytes = p.memory, bound = c.bound, slower = i > 1 and reason(c, p, ranked[1]) or nil,
+      seconds = p.seconds, reading_seconds = p.reading, first_seconds = p.first, measured = p.measured, measured_first_seconds = p.measured_first, memory_bytes = p.memory, bound = c.bound, slower = i > 1 and reason(c, p, ranked[1]) or nil,
     }
   end
   io.write(core.to_json(out), "\n")
@@ -238,6 +269,17 @@ local function fail_bounds(list)
   core.fail("no layout can be planned" .. (why and ": " .. why or ""))
 end
 
+-- By what was measured within the bounds, then by predictions, last what measuring excluded.
+local function sort(ranked)
+  local function class(p) return p.exceeds and 3 or p.measured and 1 or 2 end
+  table.sort(ranked, function(a, b)
+    local p, q = a.point, b.point
+    if class(p) ~= class(q) then return class(p) < class(q) end
+    if (p.measured or p.tokens_per_s) ~= (q.measured or q.tokens_per_s) then return (p.measured or p.tokens_per_s) > (q.measured or q.tokens_per_s) end
+    return a.number < b.number
+  end)
+end
+
 return function()
   local facts = read_facts()
   local list = all_candidates(facts)
@@ -247,13 +289,14 @@ return function()
     if point then ranked[#ranked + 1] = { c = c, point = point, number = i } end
   end
   if #ranked == 0 then fail_bounds(list) end
-  table.sort(ranked, function(a, b)
-    if a.point.tokens_per_s ~= b.point.tokens_per_s then return a.point.tokens_per_s > b.point.tokens_per_s end
-    return a.number < b.number
-  end)
+  sort(ranked)
   for i = #ranked, 2, -1 do -- of equal plans one: int8 and fp8
     local a, b = ranked[i], ranked[i - 1]
     if a.c.mesh == b.c.mesh and a.point.seconds == b.point.seconds and a.point.memory == b.point.memory then table.remove(ranked, i) end
+  end
+  if options.measure then
+    measure_best(facts, ranked)
+    sort(ranked)
   end
   if options.json then print_json(facts, ranked, planned, #list) else print_text(facts, ranked, planned, #list) end
 end

@@ -36,10 +36,11 @@ typedef struct {
     double launch_seconds; /* from the end of a step to the start of the next */
     /* Generation: products of few rows read their weights once. mlua's kernel for at most 8 rows:
      * FLOPs; weights of 8 bits that it widens; the time until it reads at memory's rate. Libraries
-     * and products by groups: the share of memory's rate. Attention over cached positions: its time
-     * beside that of its bytes, and its FLOPs where many are new. 0: of no account. */
+     * and products by groups: the share of memory's rate. Attention over cached positions: its
+     * share, its time beside that of its bytes, and its FLOPs where many are new. 0: of no account.
+     */
     double few_rows_flops, few_rows_widened, few_rows_seconds, few_rows_share;
-    double cached_seconds, cached_flops;
+    double cached_share, cached_seconds, cached_flops;
     /* Collectives: bytes that leave a rank, one way, of those within a host and between hosts; the
      * time until the first byte has arrived, and for each further rank that it passes. */
     double link_bytes, network_bytes, link_seconds, hop_seconds, network_seconds;

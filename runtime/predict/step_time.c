@@ -95,10 +95,17 @@ static double few_rows_seconds(const ml_rates *rates, const ml_schedule *s, cons
     return most(seconds, (double)ml_type_elements(&weights->type) / rates->few_rows_widened);
 }
 
+static bool reads_cache(const ml_schedule *s, const ml_step *step) {
+    return step->node && ml_graph_node(s->graph, step->node)->op == ML_OP_CACHED_ATTENTION;
+}
+
 /* The share of memory's rate that a step reaches. */
-static double memory_share(const ml_rates *rates, const ml_step *step) {
+static double memory_share(const ml_rates *rates, const ml_schedule *s, const ml_step *step) {
     bool groups = step->ragged != NULL && !step->ragged->outer && step->ragged->rows > KERNEL_ROWS;
-    return (step->gemm != NULL || groups) && rates->few_rows_share > 0 ? rates->few_rows_share : 1;
+    double share = step->gemm != NULL || groups ? rates->few_rows_share
+                   : reads_cache(s, step)       ? rates->cached_share
+                                                : 1;
+    return share > 0 ? share : 1;
 }
 
 /* Bytes that a step moves. Of the groups' weights a product reads those that some row has: as many
@@ -155,7 +162,7 @@ double predict_collective(const ml_rates *rates, const ml_target *target, const 
 double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout *layout,
                     uint32_t at, predict_kind *kind) {
     const ml_step *step = &s->steps.at[at];
-    double memory = memory_seconds(rates, bytes_of(s, step)) / memory_share(rates, step);
+    double memory = memory_seconds(rates, bytes_of(s, step)) / memory_share(rates, s, step);
     double work = 0, start = rates->launch_seconds;
     predict_kind bound = PREDICT_SIMPLE;
     switch (step->kind) {
@@ -183,7 +190,7 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
             bound = PREDICT_PRODUCTS;
         if (has_few_rows(s, step))
             work = few_rows_seconds(rates, s, step), start += rates->few_rows_seconds;
-        if (step->node && ml_graph_node(s->graph, step->node)->op == ML_OP_CACHED_ATTENTION) {
+        if (reads_cache(s, step)) {
             start += rates->cached_seconds;
             if (rates->cached_flops > 0) work = step->flops / rates->cached_flops;
         }

@@ -65,4 +65,10 @@ PROCESS_TEST(check_predicts_by_what_doctor_measured) {
         "--device cpu --within 1 --measure --tries 1");
     process_expect(&tuned, "1  ");
     process_expect(&tuned, " (measured ");
+    process_result served = process_run(
+        room, 0, "MLUA_CACHE=cache",
+        "tune \"$ROOT/models/gpt.lua\" layers=1 embed=32 heads=2 seq=64 --serve --device cpu "
+        "--precision f32 --prompt-tokens 8 --memory 0.6MiB --measure --tries 1 --json");
+    CHECK(process_number(served.output, "\"measured\":") > 0);
+    CHECK(process_number(served.output, "\"measured_first_seconds\":") > 0);
 }

@@ -53,7 +53,7 @@ PROCESS_TEST(tune_serve_errors) {
         process_run(room, 1, "", "tune " MODEL " --serve --device h200 --latency 0.001");
     process_expect(&r, "no layout is within the bounds: the fastest takes 0.");
     r = process_run(room, 2, "", "tune " MODEL " --serve --device h200 --batch 8");
-    process_expect(&r, "--serve has no --batch");
+    process_expect(&r, "--serve has no --batch: it chooses how many texts there are at once");
     r = process_run(room, 2, "", "tune " MODEL " --gpus 2 --latency 5");
     process_expect(&r, "--latency, --first, --prompt-tokens and --from belong to --serve");
     r = process_run(room, 2, "", "check " MODEL " --slots 4");

@@ -469,7 +469,7 @@ static int watch_main(vm_options *options, int count, char **words) {
 
 /* The script of a model that is named by its weights alone. */
 static int find_script(vm_options *options) {
-    if (!options->from) {
+    if (!options->from && !(options->measure && options->script)) {
         usage_error("%s needs --from DIR", options->task);
         return print_suggestion(NULL, "a run's folder, a checkpoint or a Hugging Face folder");
     }

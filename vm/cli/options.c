@@ -210,12 +210,13 @@ static const option option_table[] = {
      "with --serve: the most milliseconds from a token of a text to the next"},
     {"--first", "MS", NUMBER(first, 1e9), FOR_TUNE,
      "with --serve: the most milliseconds from the end of a prompt to its first token"},
-    {"--prompt-tokens", "N", COUNT(prompt_tokens, 1), FOR_CHECK | FOR_TUNE,
-     "with --serve: how long that prompt is (default 512)"},
+    {"--prompt-tokens", "N", COUNT(prompt_tokens, 1), FOR_CHECK | FOR_TUNE | FOR_SERVE,
+     "with --serve, and of what --measure measures: how long that prompt is (default 512)"},
     {"--within", "SECONDS", COUNT(within, 1), FOR_TUNE,
      "how long to plan layouts (default 9); at least some are planned"},
-    {"--measure", NULL, FLAG(measure), FOR_TUNE,
-     "run the best on this machine for a few steps each, and choose by what that measures"},
+    {"--measure", NULL, FLAG(measure), FOR_TUNE | FOR_SERVE,
+     "run the best on this machine for a few steps each, and choose by what that measures; of "
+     "serve: answer nothing, measure steps of --slots texts, and end. It needs no --from"},
     {"--tries", "N", COUNT(tries, 1), FOR_TUNE, "how many --measure runs (default 5)"},
     {"-n", "RANKS", OWN(parse_ranks), FOR_RUN | FOR_DOCTOR | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "ranks to start on this host (default 1)"},
@@ -448,9 +449,7 @@ int options_of_tune(vm_options *o) {
         return usage_error("--tries says how many --measure runs, and nothing asks for that");
     if (!o->serve && (o->latency > 0 || o->first > 0 || o->prompt_tokens || o->from))
         return usage_error("--latency, --first, --prompt-tokens and --from belong to --serve");
-    if (o->serve && (o->global_batch || o->measure))
-        return usage_error("--serve has no %s: it chooses how many texts are generated at once, "
-                           "by predicted times",
-                           o->measure ? "--measure" : "--batch");
+    if (o->serve && o->global_batch)
+        return usage_error("--serve has no --batch: it chooses how many texts there are at once");
     return EXIT_OK;
 }
