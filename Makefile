@@ -59,7 +59,7 @@ CORE := $(filter-out runtime/compile_list.c,$(wildcard runtime/*.c $(addsuffix /
 CORE_EXEC := $(filter-out %/beside_core.c,$(wildcard runtime/exec/*.c))
 CORE_ALONE := tests/test.c $(wildcard tests/core/*.c tests/core/alone/*.c)
 CORE_OPS := runtime/compile_list.c $(wildcard runtime/ops/*.c runtime/ops/*/*.c runtime/optimize/*.c) $(addprefix codegen/lower/,routines.c recurrence.c loop.c)
-CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
+CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/optimize/batch_kernels.c tests/plan/fit_memory.c \
               $(filter-out %/golden.c %/every.c %/kernels.c %/attention.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)
 MODELS := $(sort $(wildcard models/*.lua))

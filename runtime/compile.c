@@ -124,8 +124,9 @@ static void compile_steps(ml_plan *plan, bool overlap) {
         plan_overlap(plan);
         log_steps(plan, "overlap", "collectives run beside computation");
     }
-    if (target->kind == ML_TARGET_CUDA && !target->no_fuse && !plan->options->no_batch) {
-        plan_batch_kernels(plan);
+    if (compile_batch_kernels != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse &&
+        !plan->options->no_batch) {
+        compile_batch_kernels(plan);
         log_steps(plan, "batch_kernels", "equal kernels of several steps are one launch");
     }
     plan_update_states(plan);

@@ -226,6 +226,7 @@ static const compile_pass choice_passes[] = {
      .purpose = "parameters are stored as products read them, beside their f32 states"},
 };
 
+void (*const compile_batch_kernels)(ml_plan *plan) = plan_batch_kernels;
 void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed) = plan_offload;
 
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {

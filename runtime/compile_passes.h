@@ -40,6 +40,9 @@ typedef struct {
 /* compile_list.c, or a shorter list of another program (tests/core/alone). */
 extern const compile_pass_list compile_pass_lists[PASS_LISTS];
 
+/* Of a GPU's plan: equal kernels of several steps become one launch. NULL: none do. */
+extern void (*const compile_batch_kernels)(ml_plan *plan);
+
 /* Copies temporaries of a plan, whose memory is accounted for, to host memory and back, until the
  * peak fits in `limit` bytes; `exposed`: also where computation waits for it. NULL: nothing does.
  */

@@ -50,6 +50,8 @@ bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *
 /* The graph with a cache of parameters, as states that are updated with the parameters: sets
  * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
 ml_graph *plan_param_cache(ml_plan *plan);
+/* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
+void plan_batch_kernels(ml_plan *plan);
 /* Steps that copy temporaries to host memory where nothing reads them for long around the peak, and
  * back in time: as few as bring the plan's peak down to `limit` bytes, where computation hides
  * them, or, `exposed`, any. The plan's memory has been accounted for; it is placed anew. */

@@ -38,10 +38,6 @@ double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t
 /* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 
-/* ---- batch_kernels.c */
-/* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
-void plan_batch_kernels(ml_plan *plan);
-
 /* ---- state_updates.c */
 /* Write every update to its state: in place where that is safe, else by a copy at the end. */
 void plan_update_states(ml_plan *plan);

@@ -73,6 +73,10 @@ void ml_template_delta_scan(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels of linear scans");
 }
+bool ml_scaled_ragged_kernel(const ml_target *target, const ml_graph *g, ml_ref n) {
+    (void)target, (void)g, (void)n;
+    return false;
+}
 void ml_template_ragged(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels of products by groups");

@@ -1,6 +1,6 @@
 /* Copies of parameters that programs keep from step to step (param_cache.c), whatever sets the
- * parameters in between, and kernels that share a launch (plan/batch_kernels.c): results are to the
- * bit what they are without. */
+ * parameters in between, and kernels that share a launch (optimize/batch_kernels.c): results are
+ * to the bit what they are without. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

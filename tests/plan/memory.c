@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/optimize/optimize.h"
 #include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/plan_internal.h"
 #include "tests/emit/cases.h"

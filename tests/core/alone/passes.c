@@ -16,6 +16,7 @@ static const compile_pass choice[] = {
     {"recompute", .run_with = pass_recompute, .when = pass_recomputes, .purpose = "less memory"},
 };
 
+void (*const compile_batch_kernels)(ml_plan *plan) = NULL;
 void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed) = NULL;
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {
     [PASSES_GLOBAL] = {global, sizeof global / sizeof *global},

@@ -1,4 +1,4 @@
-/* Which kernels a GPU runs in one launch (plan/batch_kernels.c), and which casts of parameters
+/* Which kernels a GPU runs in one launch (optimize/batch_kernels.c), and which casts of parameters
  * outlive a step (param_cache.c). */
 #include <string.h>
 

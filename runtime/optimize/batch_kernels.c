@@ -7,6 +7,8 @@
  * writes, where a state and its new value are one thing, for they are to share their memory. None
  * prolongs the life of a large tensor until others are computed that might have used its memory.
  * Each kernel runs with the blocks that it has alone, so results are equal to the bit. */
+#include "runtime/optimize/optimize.h"
+
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
