@@ -167,10 +167,15 @@ static int64_t moved_by(const state *s, ml_ref n, const cut *c) {
     return bytes;
 }
 
-/* Whether to recompute n, which saves so many bytes; if so they are spent. */
+/* Whether to recompute n, which saves so many bytes; if so they are spent. What is rounded to 8
+ * bits from a kept value of 16 may be read for that alone: else a program would keep both, and with
+ * products in 8 bits need more memory than without. */
 static bool afford(state *s, ml_ref n, const cut *c, int64_t saved) {
+    enum { WIDE_AND_OWN = 3 }; /* bytes moved for each of n */
     int64_t moved = moved_by(s, n, c);
-    bool good = moved <= s->bytes_left && moved * 7 <= saved * 8;
+    bool rounds = ml_dtypes[ml_graph_type(s->r->from, n)->dtype].bytes == 1;
+    bool good =
+        moved <= s->bytes_left && (rounds ? moved <= saved * WIDE_AND_OWN : moved * 7 <= saved * 8);
     if (good) s->bytes_left -= moved;
     return good;
 }

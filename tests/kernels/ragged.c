@@ -177,21 +177,23 @@ TEST(kernels, moe_bytes_emulated) {
 }
 
 /* The hidden tensor of an expert beside gate and up: of rows of both sequences, and of none. */
-static void gated(fixture *f, const char *x_axes, const char *w_axes, const char *row_axes) {
+static void gated(fixture *f, ml_dtype dtype, const char *x_axes, const char *w_axes,
+                  const char *row_axes) {
     ml_graph *g = f->g;
     static const grouping p = {3, 50, {0, 30, 33}, {30, 30, 48}};
     bool batch = x_axes[0] == 'b';
     snprintf(f->label, sizeof f->label, "gated %s %s %s", x_axes, w_axes, row_axes);
-    ml_ref sources[6] = {fixture_input(f, ML_BF16, x_axes, -1, 1),
-                         fixture_input(f, ML_BF16, w_axes, -1, 1),
-                         bound(f, &p, p.starts, batch),
-                         bound(f, &p, p.ends, batch),
-                         fixture_input(f, ML_F32, row_axes, 0, 1),
-                         fixture_input(f, ML_F32, "r50", -1, 1)};
+    ml_ref sources[7] = {fixture_input(f, dtype, x_axes, -1, 1),
+                         fixture_input(f, dtype, w_axes, -1, 1), bound(f, &p, p.starts, batch),
+                         bound(f, &p, p.ends, batch)};
+    int rows = RAGGED_SCALE;
+    if (dtype != ML_BF16) sources[rows++] = fixture_input(f, ML_F32, "", 0.5, 2);
+    sources[rows] = fixture_input(f, ML_F32, row_axes, 0, 1);
+    sources[rows + 1] = fixture_input(f, ML_F32, "r50", -1, 1);
     ml_type type = fixture_type(f, ML_BF16, batch ? "b2 r50 h256" : "r50 h256");
     ml_ref x[4];
     for (int64_t i = 0; i < 4; i++) {
-        const ml_type *own = i < 2 ? &type : ml_graph_type(g, sources[2 + i]);
+        const ml_type *own = i < 2 ? &type : ml_graph_type(g, sources[rows + i - 2]);
         x[i] = ml_graph_add(g, ML_OP_PARAM, NULL, 0, &i, 1, own);
         x[i] = ml_cast(g, x[i], ML_F32);
     }
@@ -202,11 +204,12 @@ static void gated(fixture *f, const char *x_axes, const char *w_axes, const char
     int64_t args[] = {fixture_axis(f, "r"), fixture_axis(f, "e"), fixture_axis(f, "k"),
                       graph_copy_function(g, g, y)};
     ml_type narrow = {.dtype = ML_BF16};
-    template_check(f, ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 6, args, 4, &narrow), 4e-3);
+    template_check(f, ml_graph_add(g, ML_OP_RAGGED_DOT, sources, rows + 2, args, 4, &narrow), 4e-3);
 }
 static void all_gated(fixture *f) {
-    gated(f, "b2 r50 k40", "e3 k40 n512", "b2 r50");
-    if (test_all()) gated(f, "r50 k72", "e3 n512 k72", "r50");
+    gated(f, ML_BF16, "b2 r50 k40", "e3 k40 n512", "b2 r50");
+    if (test_all()) gated(f, ML_BF16, "r50 k72", "e3 n512 k72", "r50");
+    if (test_all()) gated(f, ML_E4M3, "b2 r50 k48", "e3 k48 n512", "b2 r50");
 }
 TEST(kernels, moe_gated_emulated) {
     template_use_emulator(true);

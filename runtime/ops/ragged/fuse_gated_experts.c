@@ -69,12 +69,25 @@ static bool take(const ml_graph *g, ml_ref n, const ml_type *like, gated *f) {
     return true;
 }
 
+/* What n is rounded to 8 bits of, by a scale; else n. */
+static ml_ref before_rounding(const ml_graph *g, ml_ref n) {
+    ml_ref at = n;
+    if (ml_graph_node(g, at)->op != ML_OP_CAST || ml_dtypes[type_of(g, at)->dtype].bytes != 1)
+        return n;
+    at = ml_graph_source(g, at, 0);
+    if (ml_graph_node(g, at)->op == ML_OP_MUL) {
+        const ml_ref first = ml_graph_source(g, at, 0);
+        at = type_of(g, first)->rank > 0 ? first : ml_graph_source(g, at, 1);
+    }
+    return ml_graph_node(g, at)->op == ML_OP_CAST ? ml_graph_source(g, at, 0) : n;
+}
+
 /* The left operand of the product `n`, if that is a product with a function. */
 static bool find(const ml_graph *g, ml_ref n, gated *f) {
     enum { LATER = ML_NODE_BACKWARD | ML_NODE_COPY };
     *f = (gated){0};
     if (ml_graph_node(g, n)->op != ML_OP_RAGGED_DOT) return false;
-    f->result = ml_graph_source(g, n, 0);
+    f->result = before_rounding(g, ml_graph_source(g, n, 0));
     const ml_node *node = ml_graph_node(g, f->result);
     const ml_type *type = type_of(g, f->result);
     if (ml_ops[node->op].op_class != ML_CLASS_MAP || node->flags & LATER ||
