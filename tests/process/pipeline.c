@@ -171,6 +171,17 @@ PROCESS_TEST(fp8_in_layouts) {
     }
 }
 
+/* Experts' products in 8 bits: a rank finds its part of a maximum in the rows that others sent. */
+PROCESS_TEST(fp8_of_sent_rows) {
+    static const char settings[] =
+        "\"$ROOT/models/gpt_moe.lua\" --dtype fp8 layers=1 embed=64 heads=2 kv_heads=1 ffn=64 "
+        "experts=4 seq=16 batch=4 steps=2 warmup=1 sample=0 ";
+    process_step *one = process_train(room, 2, "", settings);
+    char several[300];
+    snprintf(several, sizeof several, "%s -n 2 --mesh ep=2 exchange=2.0", settings);
+    process_compare(process_train(room, 2, "", several), one, 2, 1e-5, several);
+}
+
 /* Ranks whose stages would not send what the others expect, or in another order. */
 PROCESS_TEST(pipelines_report_ranks_that_differ) {
     process_write(room, "a.lua",

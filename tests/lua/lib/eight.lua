@@ -28,17 +28,18 @@ local function rounded(tensors, format)
   return table.unpack(all)
 end
 
--- The sum over k of a(i, k) b(k, j), and over k of |a b|; and `share`, the bound of its sums, for `same`.
+-- The sum over k of a(i, k) b(k, j), and over k of |a b|; and `share`, the bound of its sums, for `same`. With `share` an adder aligns the
+-- terms to the largest one: each of them, and the sum before, loses up to that share of it.
 local function product(rows, depth, columns, a, b, share)
   local sum, size = {}, {}
   for i = 0, rows - 1 do
     for j = 0, columns - 1 do
-      local s, z = 0.0, 0.0
+      local s, z, most = 0.0, 0.0, 0.0
       for k = 0, depth - 1 do
         local term = a(i, k) * b(k, j)
-        s, z = s + term, z + math.abs(term)
+        s, z, most = s + term, z + math.abs(term), math.max(most, math.abs(term))
       end
-      sum[#sum + 1], size[#size + 1] = s, z
+      sum[#sum + 1], size[#size + 1] = s, share and (depth + 1) * most or z
     end
   end
   return sum, size, share
