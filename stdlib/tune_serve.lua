@@ -2,12 +2,12 @@
 -- tokens a second within bounds on the time of a token and of the first one. GPUs that one server does not need are further servers.
 --
 -- A candidate is a mesh and a dtype of weights. More texts at once make more tokens a second, until a step is longer than --latency or the
--- memory is full: the number grows from 1 by GROWTH until then, and is bisected. What a step takes, `mlua check --serve` predicts.
+-- memory is full: the number grows from FIRST by GROWTH until then, and is bisected. What a step takes, `mlua check --serve` predicts.
 local core = require "mlua.core"
 local command = require "mlua.tune_command"
 
 local LIMIT = 20 -- seconds of the search
-local MOST, GROWTH = 1024, 8 -- texts at once
+local FIRST, MOST, GROWTH = 8, 1024, 8 -- texts at once
 local MOST_TP = 8
 local SHOWN = 5
 local PROMPT = 512 -- tokens
@@ -76,12 +76,18 @@ local function meshes(facts)
   return list
 end
 
--- What weights are held as: {name, of --weights or nil}.
+-- What weights are held as: {name, of --weights or nil}. By predictions int8 and fp8 are alike: they are one candidate.
 local function weights_of()
-  local own = options.dtype_name or (core.device().name == "cpu" and "f32" or "bf16")
-  local list = {}
+  local own, list, alike = options.dtype_name or (core.device().name == "cpu" and "f32" or "bf16"), {}, nil
   for _, name in ipairs(command.precisions({ own, "int8", "fp8" }, "kind of weights") or { own, "int8", "fp8" }) do
-    list[#list + 1] = { name = name, weights = name ~= own and name or nil }
+    if name == own then
+      list[#list + 1] = { name = name }
+    elseif alike then
+      alike.name = alike.name .. " or " .. name
+    else
+      alike = { name = name, weights = name }
+      list[#list + 1] = alike
+    end
   end
   return list
 end
@@ -131,7 +137,7 @@ end
 
 -- Yields the numbers of texts to plan, all of them powers of two, and is resumed with the point of each.
 local function growing(c)
-  local low, high, slots = nil, nil, 1
+  local low, high, slots = nil, nil, FIRST
   while slots do
     local p = coroutine.yield(slots)
     c.points[#c.points + 1] = p
@@ -141,9 +147,11 @@ local function growing(c)
     else
       low = slots
     end
-    if not low or low == MOST then return end
+    if low == MOST or high == 1 then return end
     if not high then
       slots = math.min(MOST, GROWTH * low)
+    elseif not low then
+      slots = 1
     else
       local halvings = 0 -- of high to low
       while low << halvings < high do halvings = halvings + 1 end
@@ -161,28 +169,39 @@ local function best_point(c)
   return best
 end
 
--- All candidates grow side by side; how many checks that took.
+-- Candidates grow, those first that make the most tokens; one of which nothing is known counts as if its servers were as fast as any found.
+-- How many checks that took, and how many candidates were not grown to their bounds in time.
 local function search(list, facts)
-  local open, planned = {}, 0
+  local open, planned, batch, fastest = {}, 0, 2 * options.processors, 1 -- tokens/s of one server
   local limit = options.within > 0 and options.within or LIMIT
   for i, c in ipairs(list) do
     local grow = coroutine.wrap(function() growing(c) end)
-    open[i] = { candidate = c, grow = grow, slots = grow() }
+    open[i] = { candidate = c, grow = grow, slots = grow(), number = i }
   end
-  while #open > 0 and core.time() - started < limit do
+  while #open > 0 and (planned == 0 or core.time() - started < limit) do
     local words, rest = {}, {}
-    for i, one in ipairs(open) do words[i] = command.check(serve_words(words_of(one.candidate, facts, one.slots)), options.memory) end
+    for _, one in ipairs(open) do one.hoped = one.rate or one.candidate.servers * fastest end
+    table.sort(open, function(a, b)
+      if a.hoped ~= b.hoped then return a.hoped > b.hoped end
+      return a.number < b.number
+    end)
+    for i = 1, math.min(batch, #open) do
+      words[i] = command.check(serve_words(words_of(open[i].candidate, facts, open[i].slots)), options.memory)
+    end
     local results = core.run_program(words, options.processors, planned == 0 and 600 or math.max(1, limit - (core.time() - started)))
     for i, one in ipairs(open) do
       if results[i] then
-        planned = planned + 1
-        one.slots = one.grow(point_of(one.candidate, one.slots, facts, results[i]))
-        if one.slots then rest[#rest + 1] = one end
+        local c = one.candidate
+        planned, one.slots = planned + 1, one.grow(point_of(c, one.slots, facts, results[i]))
+        local best = best_point(c)
+        one.rate = best and best.tokens_per_s or 0
+        fastest = math.max(fastest, one.rate / c.servers)
       end
+      if one.slots then rest[#rest + 1] = one end
     end
     open = rest
   end
-  return planned
+  return planned, #open
 end
 
 -- Measuring -----------------------------------------------------------------------------------------------------------------
@@ -231,7 +250,7 @@ local function reason(c, p, best)
   return fewer .. ("most of it %s: %.4g us a token, %.4g of the best"):format(name, 1e6 * mine, 1e6 * others)
 end
 
-local function print_text(facts, ranked, planned, all)
+local function print_text(facts, ranked, planned, all, cut)
   for i = 1, math.min(SHOWN, #ranked) do
     local c, p = ranked[i].c, ranked[i].point
     io.write(("%d  %.0f tokens/s%s, weights %s, %s%s: %.2f ms a token (%.2f while a prompt is read), first token %.1f ms, memory %.1f GiB\n"):format(
@@ -241,6 +260,7 @@ local function print_text(facts, ranked, planned, all)
     if c.bound then io.write("   beyond the bounds: ", c.bound, "\n") end
     io.write("   ", serve_command(c, p, facts), "\n")
   end
+  if cut > 0 then io.write(("%d of the candidates were not searched to their bounds in time: --within SECONDS\n"):format(cut)) end
   io.write(("%d layouts and weights, %d checks in %.1f s; texts of %d tokens, the first after prompts of %d; predicted %s\n"):format(
     all, planned, core.time() - started, facts.context, prompt, facts.rates))
 end
@@ -261,9 +281,10 @@ end
 local function fail_bounds(list)
   local best, why
   for _, c in ipairs(list) do
-    local p = c.points[1]
-    why = why or p and p.failed
-    if p and p.seconds and (not best or p.seconds < best.seconds) then best = p end
+    for _, p in ipairs(c.points) do
+      why = why or p.failed
+      if p.seconds and (not best or p.seconds < best.seconds) then best = p end
+    end
   end
   if best then core.fail("no layout is within the bounds: the fastest takes " .. best.over, { help = "a longer --latency or --first, more --gpus or a smaller seq=" }) end
   core.fail("no layout can be planned" .. (why and ": " .. why or ""))
@@ -283,20 +304,16 @@ end
 return function()
   local facts = read_facts()
   local list = all_candidates(facts)
-  local planned, ranked = search(list, facts), {}
+  local ranked, planned, cut = {}, search(list, facts)
   for i, c in ipairs(list) do
     local point = best_point(c)
     if point then ranked[#ranked + 1] = { c = c, point = point, number = i } end
   end
   if #ranked == 0 then fail_bounds(list) end
   sort(ranked)
-  for i = #ranked, 2, -1 do -- of equal plans one: int8 and fp8
-    local a, b = ranked[i], ranked[i - 1]
-    if a.c.mesh == b.c.mesh and a.point.seconds == b.point.seconds and a.point.memory == b.point.memory then table.remove(ranked, i) end
-  end
   if options.measure then
     measure_best(facts, ranked)
     sort(ranked)
   end
-  if options.json then print_json(facts, ranked, planned, #list) else print_text(facts, ranked, planned, #list) end
+  if options.json then print_json(facts, ranked, planned, #list) else print_text(facts, ranked, planned, #list, cut) end
 end
