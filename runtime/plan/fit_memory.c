@@ -39,10 +39,10 @@ static bool attempt(search *s, const plan_choice *choice) {
  * in the middle where that has come from one side twice. */
 static void search_share(search *s, plan_choice choice, double low, int64_t low_peak, double high,
                          int64_t high_peak) {
-    enum { MOST = 5 };
+    const int most = choice.offload == OFFLOAD_NONE ? 5 : 8; /* with copies less of a line */
     const double close = 0.02, margin = 0.05;
     const double all = (double)(high_peak - low_peak);
-    for (int i = 0, side = 0; i < MOST && high_peak > low_peak; i++) {
+    for (int i = 0, side = 0; i < most && high_peak > low_peak; i++) {
         int64_t limit = s->fit->limit - (s->size.caches ? s->size.moments : 0);
         double width = high - low, left = (double)(limit - low_peak);
         if (width < close || left < close * all) return;
@@ -107,10 +107,15 @@ static void search_all(search *s, plan_choice choice, bool caches, bool only_mom
         choice.overlap = false;
         found = search_least(s, choice);
     }
-    if (found || !s->fit->offloads) return;
-    choice.kept = 0;
+    if (!s->fit->offloads || (found && s->best_size.seconds <= WORTH * fast)) return;
+    /* To wait for a copy may take less time than to compute again. */
+    if (found) choice = s->best;
     choice.offload = OFFLOAD_ALL;
-    attempt(s, &choice);
+    choice.kept = 1;
+    if (found)
+        attempt(s, &choice);
+    else
+        search_least(s, choice);
 }
 
 /* The longest segments that fit with all else kept. A scan stores the states before each segment
