@@ -97,6 +97,12 @@ static bool has_segments(pass_context *c) {
 static ml_graph *resize_segments(pass_context *c) {
     return ml_resize_segments(c->plan->graph, &c->plan->roots, c->choice.segment, &c->scan);
 }
+static bool shares_segments(pass_context *c) {
+    return pass_has_layout(c) && has_segments(c);
+}
+static ml_graph *share_segments(pass_context *c) {
+    return ml_share_segments(c->plan->graph, &c->plan->roots, c->plan->layout);
+}
 static bool resized_segments(pass_context *c) {
     return c->scan > 0;
 }
@@ -166,6 +172,8 @@ static const compile_pass global_passes[] = {
 
 /* Over the graph of one rank, whatever is done to save memory: attempts share their result. */
 static const compile_pass rank_passes[] = {
+    {"share_segments", .run_with = share_segments, .when = shares_segments,
+     .purpose = "scans whose axis ranks share get as many segments on each rank"},
     {"shard", .run_with = pass_shard, .when = pass_has_layout,
      .purpose = "the part of one rank, with collectives"},
     {"simplify_sharded", ml_simplify, .when = pass_has_layout,

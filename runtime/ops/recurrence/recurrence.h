@@ -107,6 +107,9 @@ void ml_recurrence_segments(ml_graph *g, const ml_recurrence_step *step, int64_t
 bool ml_resize_segments_applies(const ml_graph *g);
 ml_graph *ml_resize_segments(const ml_graph *from, ml_roots *roots, int64_t positions,
                              int64_t *longest);
+/* Before sharding: so many that ranks that share a scan's axis have equally many. */
+struct ml_layout;
+ml_graph *ml_share_segments(const ml_graph *from, ml_roots *roots, const struct ml_layout *layout);
 /* Positions of a segment, of a scan over segments; 0 of other scans. */
 int64_t ml_recurrence_segment(const ml_graph *g, ml_ref n);
 /* n where scans have one segment: nodes of the same graph. */

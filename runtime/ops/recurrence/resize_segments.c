@@ -6,6 +6,7 @@
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/recurrence/recurrence_internal.h"
+#include "runtime/shard/layout.h"
 
 typedef struct {
     ml_axis whole, segments, steps;
@@ -343,7 +344,24 @@ static int64_t divisor_for(int64_t length, int64_t positions) {
 typedef struct {
     resizing x;
     int64_t positions, longest;
+    const ml_layout *layout; /* whose ranks are to share segments; NULL: none are */
 } request;
+
+/* Positions of a segment, as now where ranks share segments evenly: else the largest divisor of a
+ * rank's part up to twice as many; where there is none, all. */
+static int64_t shared_size(const request *q, const segmented *s) {
+    const ml_type one = {.dtype = ML_F32, .rank = 1, .axis = {s->segments}, .size = {s->count}};
+    const ml_placements at = ml_layout_place(q->layout, q->x.from, &one, -1, NULL);
+    const int64_t length = s->count * s->size;
+    for (int i = 0; i < q->layout->count; i++) {
+        const int64_t ranks = q->layout->axis[i].size;
+        if (at.over[i].kind != ML_SPLIT || s->count % ranks == 0 || length % ranks) continue;
+        for (int64_t d = 2 * s->size; d > 1; d--)
+            if (length / ranks % d == 0) return d;
+        return length;
+    }
+    return s->size;
+}
 
 static void begin(rewrite *r) {
     request *q = r->context;
@@ -355,7 +373,9 @@ static void begin(rewrite *r) {
         fix_all(&q->x, ml_graph_type(r->from, r->roots->outputs[i]));
     for (uint32_t i = 0; i < q->x.list.count; i++) {
         segmented *s = &q->x.list.at[i];
-        s->to = s->fixed ? s->size : divisor_for(s->count * s->size, q->positions);
+        s->to = s->fixed    ? s->size
+                : q->layout ? shared_size(q, s)
+                            : divisor_for(s->count * s->size, q->positions);
         if (!s->fixed && s->count * s->size > q->longest) q->longest = s->count * s->size;
     }
 }
@@ -390,6 +410,11 @@ ml_graph *ml_resize_segments(const ml_graph *from, ml_roots *roots, int64_t posi
     ml_graph *made = rewrite_run(from, roots, begin, rule, &q);
     *longest = q.longest;
     return made;
+}
+
+ml_graph *ml_share_segments(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
+    request q = {.layout = layout};
+    return rewrite_run(from, roots, begin, rule, &q);
 }
 
 bool ml_resize_segments_applies(const ml_graph *g) {

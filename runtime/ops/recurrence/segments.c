@@ -150,11 +150,12 @@ static bool has_kernel(ml_graph *g, const ml_recurrence_step *step) {
     return ml_recurrence_elementwise(g, n) || ml_recurrence_by_rows(g, n, &rows);
 }
 
-/* The least one that divides the length; else one with a rest. */
-static int64_t segment_of(int64_t length) {
+/* The least one that divides the length; else, of very large states, one with a rest; 0: none. */
+static int64_t segment_of(int64_t length, int64_t state_bytes) {
+    const int64_t large = (int64_t)1 << 30;
     for (int64_t size = LEAST_SEGMENT; size <= 8 * LEAST_SEGMENT; size++)
         if (length % size == 0) return size;
-    return LEAST_SEGMENT;
+    return state_bytes > large / length ? LEAST_SEGMENT : 0;
 }
 
 bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *outputs) {
@@ -168,7 +169,8 @@ bool recurrence_segments(ml_graph *g, const ml_recurrence_step *step, ml_ref *ou
         if (ml_graph_type(g, step->inputs[i].value)->rank == ML_MAX_AXES) return false;
     for (int i = 0; i < step->stacked_count; i++)
         if (ml_graph_type(g, step->stacked[i])->rank + 2 > ML_MAX_AXES) return false;
-    if (has_kernel(g, step)) return false;
-    ml_recurrence_segments(g, step, segment_of(step->length), outputs);
+    const int64_t size = segment_of(step->length, bytes);
+    if (size == 0 || has_kernel(g, step)) return false;
+    ml_recurrence_segments(g, step, size, outputs);
     return true;
 }
