@@ -3,11 +3,36 @@ local facts = {}
 local Facts = {}
 Facts.__index = Facts
 
+local function numbered(item, number)
+  local one = { type = item.type, elements = item.elements, bytes = item.bytes, file = item.file, line = item.line }
+  one.name = item.name:gsub("%*", tostring(number), 1)
+  return one
+end
+
+---The parameters of an object, each an item, in the order of layers: "blocks.*.wq" of the numbers first to last are many.
+---@param list table[] of known.lua
+---@return table[]
+function facts.parameters(list)
+  local all, i = {}, 1
+  while list[i] do
+    local item, stop = list[i], i
+    local layers = item.first and item.name:match "^[^*]*%*"
+    local function beside(other) return other and other.first == item.first and other.last == item.last and other.name:sub(1, #layers) == layers end
+    while layers and beside(list[stop + 1]) do stop = stop + 1 end
+    for number = item.first or 1, item.last or 1 do
+      for k = i, stop do all[#all + 1] = layers and numbered(list[k], number) or list[k] end
+    end
+    i = stop + 1
+  end
+  return all
+end
+
 ---@param object table what known.lua wrote
 ---@param folder string in which the script was traced: names of files are relative to it
 ---@param normal fun(path: string): string
 function facts.new(object, folder, normal)
   local function path_of(file) return normal(file:sub(1, 1) == "/" and file or folder .. "/" .. file) end
+  object.parameters = facts.parameters(object.parameters)
   local self = setmetatable({ object = object, values = {}, steps = {}, path_of = path_of, files = {} }, Facts)
   for _, file in ipairs(object.files) do self.files[path_of(file)] = true end
   for _, value in ipairs(object.values) do

@@ -139,6 +139,13 @@ local function check_update(name, parameters, gradients, t)
   end
 end
 
+local rules = setmetatable({}, { __mode = "k" }) -- of this file, which call no function of a script
+
+local function own(rule)
+  rules[rule] = true
+  return rule
+end
+
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay`,
 ---`groups = function(name, p)`, which returns option overrides for a parameter, or nil, and `state_dtype`: "bf16" halves the
 ---memory of slots, which are then rounded stochastically and read as f32. rule(p, g, s, t) returns the
@@ -189,27 +196,31 @@ function m.optimizer(name, defaults, rule)
     local all = merged(defaults, options)
     local optimizer = setmetatable({ name = name, lr = all.lr, options = all }, { __index = missing_field })
     -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}; step_of(p), where given, is
-    -- the step of one parameter.
+    -- the step of one parameter, and alone says that it is no function of a script.
     function optimizer.update(parameters, gradients, t)
       if parameters == optimizer then
         core.fail("update is no method: it does not take the optimizer", { help = "call it with a dot: optimizer.update(parameters, gradients, t)" })
       end
       check_update(name, parameters, gradients, t)
       local untrained = {}
-      for i, p in ipairs(parameters) do
-        if core.is_zero(gradients[i]) then untrained[#untrained + 1] = p:name() end
+      local function update(p, g)
+        if core.is_zero(g) then untrained[#untrained + 1] = p:name() end
         local group = all.groups and all.groups(p:name(), p)
         check(group, " groups")
         local o = group and merged(all, group) or all
         local step = t.step_of and t.step_of(p) or t.step
         local value, own, finish = p:read(), slots(p, optimizer, o.state_dtype, step)
-        local new = rule(value, gradients[i], own, {
+        local new = rule(value, g, own, {
           lr = t.rate * o.lr, step = step, options = o, parameter = p,
           decay = m.attributes(p).decay and o.weight_decay or 0,
         })
         finish(new)
         p:assign(new)
       end
+      local function update_all()
+        for i, p in ipairs(parameters) do update(p, gradients[i]) end
+      end
+      if rules[rule] and not all.groups and (t.alone or not t.step_of) then core.alone(update_all) else update_all() end
       if #untrained > 0 then
         m.report_untrained(untrained, ("m.%s: the gradients of %d of %d parameters are 0, for no loss depends on them: "):format(
           name, #untrained, #parameters))
@@ -243,18 +254,18 @@ end
 ---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
 ---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
-m.adamw = m.optimizer("adamw", { lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1 }, adamw_rule)
+m.adamw = m.optimizer("adamw", { lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1 }, own(adamw_rule))
 
 ---Gradient descent with momentum.
 ---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
-m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight_decay = 0 }, function(p, g, s, t)
+m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight_decay = 0 }, own(function(p, g, s, t)
   local o = t.options
   g = g + t.decay * p
   if o.momentum == 0 then return p - t.lr * g end
   s.momentum = o.momentum * s.momentum + g
   return p - t.lr * (o.nesterov and g + o.momentum * s.momentum or s.momentum)
-end)
+end))
 
 ---Lion: the sign of an interpolated momentum (Chen et al. 2023).
 ---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}

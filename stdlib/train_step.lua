@@ -25,14 +25,16 @@ end
 local function apply(o, parameters, gradients, total, count, feeds)
   local scaling = loss_scale.of(o)
   if scaling then gradients = scaling.gradients(gradients) end
-  local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
+  local norm = core.sqrt(m.scope("gradient norm", core.alone, square_sum, gradients)) / count
   local scale = 1 / count
   if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
   local ok = core.is_finite(norm)
   local scaled = {}
-  for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
+  core.alone(function()
+    for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
+  end)
   local function updates(step) return scaling and scaling.steps(step:cast("f32")) or step:cast("f32") end
-  local inputs = { rate = core.where(ok, feeds.rate, 0), step = updates(feeds.step) }
+  local inputs = { rate = core.where(ok, feeds.rate, 0), step = updates(feeds.step), alone = true }
   function inputs.step_of(p) -- feeds.step counts the model's steps in all trainings
     local offset = o.progress and o.progress.offset(p) or 0
     return offset == 0 and inputs.step or updates(feeds.step - offset)
@@ -192,10 +194,12 @@ local function accumulate(o, shape, name)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     local gradients
     parameters, gradients = differentiate(o, added and total + added or total, m.parameters(o.model))
-    for i, g in ipairs(gradients) do
-      sums[i] = step.accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
-      add(sums[i], g)
-    end
+    core.alone(function()
+      for i, g in ipairs(gradients) do
+        sums[i] = step.accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
+        add(sums[i], g)
+      end
+    end)
     if added then
       added_sum = step.accumulator("accumulated aux_loss", {})
       add(added_sum, added)

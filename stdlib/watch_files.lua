@@ -1,5 +1,6 @@
 -- The files of a script that is watched: traces of it by a process of its own, and when one of them changes.
 local core = require "mlua.core"
+local facts_of = require "mlua.lsp_facts"
 local files = {}
 
 ---The facts of the script as it is now; nil and the exit code where there are none.
@@ -13,6 +14,7 @@ function files.trace(words)
   until what == "process" or what == "end"
   local facts = what == "process" and last and core.json(last)
   if type(facts) ~= "table" or facts.pending then return nil, code end
+  facts.parameters = facts_of.parameters(facts.parameters)
   return facts
 end
 

@@ -137,6 +137,7 @@ typedef struct {
     const vm_call_id *call; /* of core.from_here; NULL: none is active */
     const char *file;       /* of the script's function that is innermost below it; NULL: none */
     int line;
+    bool alone; /* no function of the script runs below the call: nothing is looked for */
 } vm_here;
 
 typedef struct ml_vm {

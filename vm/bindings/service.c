@@ -428,7 +428,7 @@ static int leave_here(lua_State *L) {
 }
 
 /* Every op asks for its line: it is looked for once below this call, where it cannot change. */
-static int core_from_here(lua_State *L) {
+static int call_from_here(lua_State *L, bool alone) {
     ml_vm *vm = vm_of(L);
     int arguments = lua_gettop(L) - 1;
     luaL_checkany(L, 1);
@@ -440,9 +440,17 @@ static int core_from_here(lua_State *L) {
     lua_toclose(L, 1); /* errors leave, too */
     lua_Debug frame;
     lua_getstack(L, 0, &frame);
-    vm->here = (vm_here){frame.i_ci, origin.file, origin.line};
+    vm->here = (vm_here){frame.i_ci, origin.file, origin.line, alone || vm->here.alone};
     lua_call(L, arguments, LUA_MULTRET);
     return lua_gettop(L) - 1;
+}
+
+static int core_from_here(lua_State *L) {
+    return call_from_here(L, false);
+}
+
+static int core_alone(lua_State *L) {
+    return call_from_here(L, true);
 }
 
 static int core_is_tensor(lua_State *L) {
@@ -480,6 +488,9 @@ static const vm_entry functions[] = {
      "set the module path that new nodes carry; gives the old one"},
     {"from_here", core_from_here, "fn: function, ...: any -> any",
      "call fn(...): what no function of the script makes in it comes from the line that runs now"},
+    {"alone", core_alone, "fn: function, ...: any -> any",
+     "call fn(...), in which no function of the script runs: all that it makes comes from the line "
+     "that runs now"},
     {"is_tensor", core_is_tensor, "value: any -> boolean",
      "whether a value is a tensor or a state"},
     {0}};

@@ -247,22 +247,85 @@ static int core_known_steps(lua_State *L) {
 
 /* ---- States, hints, files -------------------------------------------------------------------- */
 
+/* Parameters that differ in one number of their names, as those of a stack's layers: an item. */
+typedef struct {
+    const ml_state *state; /* the first */
+    int64_t first, last;   /* their numbers; 0: a name without one */
+} parameter_group;
+
+/* Push the name with "*" in the place of its first number between dots, of which *number is the
+ * value; the name itself, and 0, where there is none. */
+static void push_pattern(lua_State *L, const char *name, int64_t *number) {
+    *number = 0;
+    for (const char *at = name; (at = strchr(at, '.')) != NULL;) {
+        char *end;
+        bool digit = *++at >= '1' && *at <= '9';
+        int64_t value = digit ? strtoll(at, &end, 10) : 0;
+        if (value <= 0 || *end != '.') continue;
+        *number = value;
+        lua_pushlstring(L, name, (size_t)(at - name));
+        lua_pushfstring(L, "*%s", end);
+        lua_concat(L, 2);
+        return;
+    }
+    lua_pushstring(L, name);
+}
+
+static bool extends(const parameter_group *group, const ml_state *state, int64_t number) {
+    const ml_origin *one = &group->state->origin, *other = &state->origin;
+    bool here =
+        one->line == other->line && one->file && other->file && strcmp(one->file, other->file) == 0;
+    return here && number && group->last + 1 == number &&
+           ml_type_equal(&group->state->type, &state->type);
+}
+
+static void push_group(lua_State *L, const parameter_group *group) {
+    const ml_state *state = group->state;
+    int64_t number;
+    lua_createtable(L, 0, 8);
+    push_pattern(L, state->name, &number);
+    lua_setfield(L, -2, "name");
+    if (number) {
+        vm_set_integer(L, "first", group->first);
+        vm_set_integer(L, "last", group->last);
+    }
+    set_type(L, "type", &state->type);
+    vm_set_integer(L, "elements", ml_type_elements(&state->type));
+    vm_set_integer(L, "bytes", ml_type_bytes(&state->type));
+    vm_set_string(L, "file", state->origin.file);
+    vm_set_integer(L, "line", state->origin.line);
+}
+
 static int core_known_parameters(lua_State *L) {
     const ml_graph *g = vm_of(L)->graph;
+    uint32_t states = ml_graph_state_count(g);
+    lua_Integer count = 0;
     lua_settop(L, 0);
     lua_newtable(L);
-    for (uint32_t id = 0, count = 0; id < ml_graph_state_count(g); id++) {
+    lua_newtable(L); /* by pattern: the last group */
+    parameter_group *groups = lua_newuserdatauv(L, ((size_t)states + 1) * sizeof *groups, 0);
+    for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(g, id);
+        int64_t number;
         if (state->kind != ML_STATE_PARAMETER || !state->name) continue;
-        lua_createtable(L, 0, 6);
-        vm_set_string(L, "name", state->name);
-        set_type(L, "type", &state->type);
-        vm_set_integer(L, "elements", ml_type_elements(&state->type));
-        vm_set_integer(L, "bytes", ml_type_bytes(&state->type));
-        vm_set_string(L, "file", state->origin.file);
-        vm_set_integer(L, "line", state->origin.line);
-        lua_rawseti(L, 1, ++count);
+        push_pattern(L, state->name, &number);
+        lua_pushvalue(L, -1);
+        lua_Integer at = lua_rawget(L, 2) == LUA_TNUMBER ? lua_tointeger(L, -1) : -1;
+        lua_pop(L, 1);
+        if (at >= 0 && extends(&groups[at], state, number)) {
+            groups[at].last = number;
+            lua_pop(L, 1);
+            continue;
+        }
+        groups[count] = (parameter_group){state, number, number};
+        lua_pushinteger(L, count++);
+        lua_rawset(L, 2);
     }
+    for (lua_Integer i = 0; i < count; i++) {
+        push_group(L, &groups[i]);
+        lua_rawseti(L, 1, i + 1);
+    }
+    lua_settop(L, 1);
     return 1;
 }
 
@@ -360,7 +423,8 @@ void vm_known_register(lua_State *L) {
          "steps of all programs by line, kind and module: count, flops, seconds (predicted, all of "
          "them), moved (bytes), sent"},
         {"known_parameters", core_known_parameters, "-> table[]",
-         "the named parameters: name, type, elements, bytes, file, line"},
+         "the named parameters: name, type, elements, bytes, file, line; those that differ in a "
+         "number of their names are one item, blocks.*.wq of the numbers first to last"},
         {"known_hints", core_known_hints, "-> table[]", "hints so far: file, line, text"},
         {"known_run", core_known_run, "-> table",
          "reports (JSON), script, files that were loaded, limits, stopped"},
