@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Benchmarks as JSON lines: tests/bench.sh cpu|gpu|decode-gpu [case ...], tests/bench.sh load, tests/bench.sh export
 # Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
-# compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS
-# with PEER_OPTIONS (--stream bf16, --fp8); DTYPE (bf16) is mlua's;
+# compiles by PEER_COMPILE (blocks, or model, which takes a minute more), or torch_train.py of the folder PEERS,
+# with PEER_OPTIONS (--stream bf16; of PEERS also --fp8); DTYPE (bf16) is mlua's;
 # on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
@@ -79,7 +79,7 @@ run_peer() { # NAME BATCH SEQ
     if [ -n "$peers" ]; then
         "$python" "$peers/torch_train.py" --model "$1" -B "$2" -T "$3" --data "$data" ${PEER_OPTIONS:-} | tail -n 1
     else
-        "$python" tests/peers_torch.py "$1" -B "$2" -T "$3" --data "$data" --compile "${PEER_COMPILE:-blocks}"
+        "$python" tests/peers_torch.py "$1" -B "$2" -T "$3" --data "$data" --compile "${PEER_COMPILE:-blocks}" ${PEER_OPTIONS:-}
     fi
 }
 

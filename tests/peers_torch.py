@@ -5,7 +5,8 @@ AdamW. One GPU. A step ends when its loss is known, as mlua's does; the next bat
 Prints one JSON line: tokens/s of the median step, peak memory, seconds to the first step, losses.
 --compile blocks compiles the block once and the head, in about 12 s; model the whole model as one graph, in up to a
 minute and a half: as fast on an H200 (gpt2-124m 538,000 and 536,000 tokens/s, moe-8x 44,000 and 43,000).
-usage: python3 tests/peers_torch.py MODEL -B batch -T seq --data FILE-OF-U16-TOKENS [--steps 15] [--compile blocks]
+--stream bf16 rounds the residual stream to bf16, as FSDP2's mixed precision does, and is 1 to 3 % faster; autocast alone leaves it in f32.
+usage: python3 tests/peers_torch.py MODEL -B batch -T seq --data FILE-OF-U16-TOKENS [--steps 15] [--compile blocks] [--stream f32]
        python3 tests/peers_torch.py linear-scan    a scan with one decay a position, beside gpu_linear_scan/times
        python3 tests/peers_torch.py lstm    an LSTM layer's milliseconds, beside gpu_loop/times
        python3 tests/peers_torch.py elementwise-scan    h' = a h + b, beside gpu_recurrence/times
@@ -149,8 +150,9 @@ class Head(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, c, seq):
+    def __init__(self, c, seq, stream):
         super().__init__()
+        self.stream = stream
         self.tokens = weight(c["vocab"], c["embed"])
         self.positions = weight(seq, c["embed"]) if c["kind"] == "gpt" else None
         self.blocks = nn.ModuleList(Block(c) for _ in range(c["layers"]))
@@ -164,6 +166,7 @@ class Model(nn.Module):
         x = F.embedding(inputs, self.tokens)
         if self.positions is not None:
             x = x + self.positions
+        x = x.to(self.stream)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
         return self.head(x, targets)
@@ -171,7 +174,7 @@ class Model(nn.Module):
 
 def train(args):
     with torch.device("cuda"):
-        model = Model(PRESETS[args.model], args.T)
+        model = Model(PRESETS[args.model], args.T, torch.bfloat16 if args.stream == "bf16" else torch.float32)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -415,6 +418,7 @@ def main():
     parser.add_argument("--data", required=True, help="a file of u16 tokens")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--compile", default="blocks", choices=["model", "blocks", "none"])
+    parser.add_argument("--stream", default="f32", choices=["f32", "bf16"], help="dtype of the residual stream")
     args = parser.parse_args()
     with open(args.data, "rb") as file:
         args.tokens = file.seek(0, 2) // 2
