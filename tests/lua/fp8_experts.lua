@@ -53,7 +53,7 @@ local out = run { x = x, c = c, token = token, starts = bounds(starts), ends = b
 local function dot(depth, columns, a, w, share)
   local sum, size = {}, {}
   for e = 1, E do
-    local s, z = eight.product(ends[e] - starts[e], depth, columns, function(i, k) return a(starts[e] + i, k) end, w(e - 1))
+    local s, z = eight.product(ends[e] - starts[e], depth, columns, function(i, k) return a(starts[e] + i, k) end, w(e - 1), share)
     table.move(s, 1, #s, #sum + 1, sum)
     table.move(z, 1, #z, #size + 1, size)
   end
@@ -63,7 +63,9 @@ end
 local function outer(lines, columns, a, d, share)
   local sum, size = {}, {}
   for e = 1, E do
-    local s, z = eight.product(lines, ends[e] - starts[e], columns, function(i, k) return a(starts[e] + k, i) end, function(k, j) return d(starts[e] + k, j) end)
+    local function left(i, k) return a(starts[e] + k, i) end
+    local function right(k, j) return d(starts[e] + k, j) end
+    local s, z = eight.product(lines, ends[e] - starts[e], columns, left, right, share)
     table.move(s, 1, #s, #sum + 1, sum)
     table.move(z, 1, #z, #size + 1, size)
   end
