@@ -433,11 +433,12 @@ static int do_launch(void *data) {
 static CUresult launch_kernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                               unsigned block_x, unsigned block_y, unsigned block_z,
                               unsigned shared_bytes, CUstream stream, void **parameters,
-                              void **extra, int together) {
+                              void **extra, int together, int early) {
     const unsigned threads = block_x * block_y * block_z;
     if (grid_x == 0 || grid_x > 2147483647u || grid_y - 1 > 65534 || grid_z - 1 > 65534 ||
         threads == 0 || threads > 1024 || shared_bytes > ((function *)f)->shared_bytes)
         return CUDA_ERROR_INVALID_VALUE;
+    emu_note(early ? "early" : "kernel", ((function *)f)->name);
     if (!((function *)f)->launched && emu_waits()) emu_finish();
     ((function *)f)->launched = 1;
     launch *l = calloc(1, sizeof *l);
@@ -458,7 +459,17 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream stream, void **parameters, void **extra) {
     return launch_kernel(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
-                         parameters, extra, 0);
+                         parameters, extra, 0, 0);
+}
+
+/* Programmatic launches are in order here too: which launches ask for one is noted. */
+CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra) {
+    int early = 0;
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        early |= c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                 c->attrs[i].value.programmaticStreamSerializationAllowed;
+    return launch_kernel(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
+                         c->blockDimZ, c->sharedMemBytes, c->hStream, parameters, extra, 0, early);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -466,5 +477,5 @@ CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned grid_x, unsigned grid_
                                    unsigned shared_bytes, CUstream stream, void **parameters) {
     if (grid_x * grid_y * grid_z > 132) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     return launch_kernel(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
-                         parameters, NULL, 1);
+                         parameters, NULL, 1, 0);
 }

@@ -22,6 +22,9 @@ void emu_finish(void); /* all streams */
 /* Whether what makes ready for more (loads of kernels at their first launch, graphs, connections)
  * waits for all that is under way, as a GPU's driver may do: EMULATOR_WAITS=1. */
 int emu_waits(void);
+/* A line for the file EMULATOR_LAUNCHES: "capture", "kernel NAME", or "early NAME" of a launch that
+ * need not wait for the one ahead. */
+void emu_note(const char *what, const char *name);
 void emu_complain(const char *what); /* counted: the process then ends with an error */
 /* Whether the device's context is there and the process has not begun to end. A thread of a library
  * that finds neither touches what was freed, as in a driver: the process dies of SIGSEGV. */

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -311,8 +312,17 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 /* ---- Graphs ---- */
+void emu_note(const char *what, const char *name) {
+    const char *path = getenv("EMULATOR_LAUNCHES");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (!file) return;
+    fprintf(file, "%s %s\n", what, name);
+    fclose(file);
+}
+
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     (void)mode;
+    emu_note("capture", "");
     now = (recording){0};
     capturing = stream_of(handle);
     for (int i = 0; i < STREAMS; i++) {
