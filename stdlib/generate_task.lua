@@ -162,7 +162,8 @@ return function(model, seq, ids)
   if not ids then
     local file = tokenizer_files.of_weights()
     tokenizer = file and m.tokenizer(file)
-    if not tokenizer and (options.json or options.prompts or options.chat) then tokenizer = m.tokenizer "bytes" end -- whole characters
+    local lines = options.json or options.prompts or options.samples > 1 or options.logprobs > 0
+    if not tokenizer and (lines or options.chat) then tokenizer = m.tokenizer "bytes" end -- whole characters
   end
   local how = given.declared[model]
   kept.require_prompt(model, seq)

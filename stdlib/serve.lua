@@ -64,7 +64,7 @@ local function describe(decoder, how)
       variables.prompt, variables.template = nil, nil
       local ok, text, ids = pcall(tokenizer.chat, tokenizer, messages, variables)
       if ok then return ids end
-      return nil, "the chat template: " .. tostring(text):match "[^\n]*"
+      return nil, (tostring(text):match "[^\n]*":gsub("^mlua: ", ""))
     end,
   }
 end

@@ -61,12 +61,12 @@ function task.take(model, seq)
   if not what then return end
   if not seq and what ~= "export" then core.fail(("mlua %s needs the axis of positions: m.export(model, { seq = A.seq })"):format(what)) end
   if what == "generate" then -- all of them load the weights
-    require "mlua.generate_task"(model, seq, task.ids())
+    core.for_command(require "mlua.generate_task", model, seq, task.ids())
   elseif what == "serve" then
     local options = core.options()
-    require(options.mode == "check" and "mlua.serve_check" or options.measure and "mlua.serve_measure" or "mlua.serve")(model, seq)
+    core.for_command(require(options.mode == "check" and "mlua.serve_check" or options.measure and "mlua.serve_measure" or "mlua.serve"), model, seq)
   else
-    require "mlua.hf_export"(model)
+    core.for_command(require "mlua.hf_export", model)
   end
   core.end_script()
 end

@@ -153,6 +153,7 @@ typedef struct ml_vm {
     const char *module;             /* module path of new nodes */
     const char *file;               /* the last origin's file, interned */
     vm_here here;                   /* the origin of what the library creates */
+    const vm_call_id *command;      /* of core.for_command; NULL: none is active */
     ml_index_uses index_uses;       /* declared by the library: one_hot, cross_entropy */
     ML_VEC(ml_ref) tainted;         /* nodes of the score function that is being traced */
     ML_VEC(vm_hint) hints;          /* in the order of their lines' first run */

@@ -39,7 +39,8 @@ static void early_launches(process_room *room) {
     process_shell(room, 0,
                   "EMULATOR_LAUNCHES=launches $MLUA generate --from run --prompt ab --tokens 4 "
                   "--device cuda --quiet");
-    char *text = test_read_file(room->arena, ml_arena_format(room->arena, "%s/launches", room->folder));
+    char *text =
+        test_read_file(room->arena, ml_arena_format(room->arena, "%s/launches", room->folder));
     if (!text) test_skip("not on an emulated GPU, which lists launches");
     int captures = 0, early = 0;
     bool first = false; /* of a run */

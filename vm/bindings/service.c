@@ -453,6 +453,19 @@ static int core_alone(lua_State *L) {
     return call_from_here(L, true);
 }
 
+/* Errors then say "mlua:" in place of the script's line. An error that leaves it ends the script.
+ */
+static int core_for_command(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    lua_Debug frame;
+    luaL_checkany(L, 1);
+    lua_getstack(L, 0, &frame);
+    vm->command = frame.i_ci;
+    lua_call(L, lua_gettop(L) - 1, 0);
+    vm->command = NULL;
+    return 0;
+}
+
 static int core_is_tensor(lua_State *L) {
     lua_pushboolean(L, vm_is_tensor(L, 1));
     return 1;
@@ -491,6 +504,9 @@ static const vm_entry functions[] = {
     {"alone", core_alone, "fn: function, ...: any -> any",
      "call fn(...), in which no function of the script runs: all that it makes comes from the line "
      "that runs now"},
+    {"for_command", core_for_command, "fn: function, ...: any",
+     "call fn(...) for the command line: its errors name no line of the script but those of what "
+     "the script's functions do in it"},
     {"is_tensor", core_is_tensor, "value: any -> boolean",
      "whether a value is a tensor or a state"},
     {0}};

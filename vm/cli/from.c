@@ -73,7 +73,8 @@ static bool published_script(vm_options *options, const char *path, json_t *conf
     const ml_embedded *file = model_of(architecture);
     if (!file) {
         ml_fail(ML_INVALID, "no script of models/ is a %s, which %s names", architecture, path);
-        ml_help("give the script: mlua generate SCRIPT --from %s", options->from);
+        ml_help("give the script: mlua %s SCRIPT --from %s", options->task ? options->task : "run",
+                options->from);
         return false;
     }
     static char chunk[64];
@@ -89,8 +90,11 @@ bool from_script(vm_options *options) {
     if (run_script(options, path, sizeof path)) return true;
     snprintf(path, sizeof path, "%s/config.json", options->from);
     if (access(path, R_OK) != 0) {
+        if (access(options->from, F_OK) != 0)
+            return ml_fail(ML_IO, "--from %s: there is no such folder", options->from), false;
         ml_fail(ML_INVALID, "%s has no script.lua and no config.json", options->from);
-        ml_help("give the script: mlua generate SCRIPT --from %s", options->from);
+        ml_help("give the script: mlua %s SCRIPT --from %s", options->task ? options->task : "run",
+                options->from);
         return false;
     }
     json_t *config = load(path);

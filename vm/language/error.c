@@ -36,6 +36,11 @@ bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame
     return script_frame(L, frame, 1, 1, end); /* 0 is the C function that asks */
 }
 
+/* Whose line an error names: none where what runs was asked for on the command line. */
+static bool blamed_frame(lua_State *L, lua_Debug *frame, int scripts) {
+    return script_frame(L, frame, 0, scripts, vm_of(L)->command);
+}
+
 const char *vm_file_of(const char *source) {
     return source[0] == '@' || source[0] == '=' ? source + 1 : source;
 }
@@ -275,7 +280,7 @@ static bool explain(lua_State *L, lua_Debug *where) {
 /* Message and help (or nil) are on top of the stack. */
 static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int count) {
     lua_Debug frame;
-    bool known = vm_script_frame(L, &frame);
+    bool known = blamed_frame(L, &frame, 1);
     int help = lua_gettop(L), lines = 0;
     if (explain(L, &frame)) known = true, count = 0;
     if (count) {
@@ -529,7 +534,7 @@ static int core_fail(lua_State *L) {
         frame.currentline = frame.linedefined;
     }
     lua_settop(L, 4);
-    if (!known) known = explain(L, &frame) || script_frame(L, &frame, 0, level, NULL);
+    if (!known) known = explain(L, &frame) || blamed_frame(L, &frame, level);
     make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
     return lua_error(L);
 }
