@@ -369,7 +369,7 @@ function m.generate(model, options)
   })
   local longest = 1
   for _, prompt in ipairs(run.prompts) do longest = math.max(longest, #prompt.ids) end
-  run.d:prepare({ o.asked }, slots, longest > 1 and longest or nil)
+  run.d:prepare({ o.asked }, slots, longest > 1 and o.n == 1 and longest or nil) -- samples share what one read
   for i, prompt in ipairs(run.prompts) do
     check_ids("generate", prompt.ids, run.d.vocab)
     if not run.slide or run.d.context < 2 then check_length(run.d, i, #prompt.ids) end
