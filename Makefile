@@ -7,6 +7,7 @@
 #   make core            link graph, passes, shard, plan, exec and lowering alone and with ops, and test them
 #   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
+#   make reach           host code that no test reaches under sanitizers, though tests/plain.list's do
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
 #   make test-gpu-dist   every layout on the GPUs of this machine, and how fast they are together
 #   make test-gpu        kernels, parity and examples on the GPU of this machine
@@ -50,7 +51,7 @@ LDFLAGS := -rdynamic $(SANITIZE)
 SOURCES := $(wildcard runtime/*.c runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm/*/*.c)
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
-TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*/*.c))
+TESTS := $(filter-out tests/emulator/% tests/core/% tests/reach/%,$(wildcard tests/*.c tests/*/*.c))
 # The core: script graphs to plans, the interpreter, and programs that run, without families of ops, optimizations, pipelines,
 # ranks, devices and kernel files. It links alone (test-core-alone, with a device of its own); its other tests (test-core) have
 # families of ops and optimizations too, and run nothing.
@@ -70,7 +71,7 @@ KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cu
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
         $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
-.PHONY: all demo test test-all core test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-all core test-dist test-long test-asan test-emulated reach test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -145,12 +146,14 @@ demo: $(B)/mlua
 	$(B)/mlua run models/gpt.lua preset=demo
 
 T ?=
+# More options of build/test: --but-plain, --plain.
+TEST_OPTIONS ?=
 # The tests keep their kernels in a cache of their own; -v tells each test's time.
 CACHE ?= $(abspath $(B))/kernels
 test: $(B)/mlua $(B)/test
 	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(if $(CI),--again) $(T)
 test-all: $(B)/mlua $(B)/test
-	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test --all $(if $(CI),--again) $(T)
+	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test --all $(TEST_OPTIONS) $(if $(CI),--again) $(T)
 # Every layout of every model on CPU ranks (minutes).
 test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
@@ -161,9 +164,18 @@ core: $(B)/test-core-alone $(B)/test-core
 # The tests of area long (hours): whole matrices of what `make test` samples.
 test-long: $(B)/mlua $(B)/test
 	LONG=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v $(or $(T),long/)
+# Not position-independent: descriptions of the sanitizers need no relocation when a command starts, which halves that.
 test-asan:
 	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-Og \
-	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer" test-all
+	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -no-pie" test-all
+# Basic blocks that CI's run under sanitizers does not reach, though tests of tests/plain.list do (minutes; python3, binutils).
+reach:
+	@mkdir -p $(B)/reach/reached
+	@$(CC) -O2 -c -o $(B)/reach/blocks.o tests/reach/blocks.c
+	@$(MAKE) --no-print-directory B=$(B)/reach CUDA_HOME=/none OPT=-Og SANITIZE=-fsanitize-coverage=trace-pc \
+	  LDFLAGS="-rdynamic $(B)/reach/blocks.o" $(B)/reach/mlua $(B)/reach/test
+	MLUA_REACH=$(abspath $(B))/reach/reached MLUA_CACHE=$(CACHE) MLUA=$(B)/reach/mlua $(B)/reach/test --all $(T) || true
+	python3 tests/reach/compare.py $(B)/reach/reached $(B)/reach/mlua $(B)/reach/test
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
 test-gpu-dist: $(B)/mlua $(B)/test

@@ -22,6 +22,7 @@ typedef struct {
     test_function *run;
     const void *argument;
     double seconds; /* of processor time, where tests/slow.list lists the test; 0 elsewhere */
+    bool plain;     /* tests/plain.list lists it */
 } test;
 
 static test *tests;
@@ -44,7 +45,7 @@ void test_register(const char *name, test_function *run, const void *argument) {
             exit(2);
         }
     }
-    tests[test_count++] = (test){name, run, argument, 0};
+    tests[test_count++] = (test){.name = name, .run = run, .argument = argument};
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -260,9 +261,10 @@ char *test_command(ml_arena *arena, const char *command, int *exit_code) {
 
 typedef struct {
     bool gpu, list, verbose;
-    bool all;   /* those of tests/slow.list too, where no pattern names tests */
-    bool again; /* tests that failed run once more, alone */
-    int jobs;   /* processes; 0 runs the tests in this one */
+    bool all;              /* those of tests/slow.list too, where no pattern names tests */
+    bool again;            /* tests that failed run once more, alone */
+    bool but_plain, plain; /* without those of tests/plain.list; with what that leaves out */
+    int jobs;              /* processes; 0 runs the tests in this one */
     char **patterns;
     int pattern_count;
 } options;
@@ -272,6 +274,8 @@ typedef enum { UNWANTED, WANTED, LEFT_TO_ALL } choice;
 static choice choose(const options *o, const test *t) {
     if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return UNWANTED;
     if (strncmp(t->name, "long/", 5) == 0 && !long_tests()) return UNWANTED;
+    if (o->but_plain && t->plain) return UNWANTED;
+    if (o->plain && !(t->plain && t->seconds > 0)) return UNWANTED;
     bool any = true; /* without a pattern to match */
     for (int i = 0; i < o->pattern_count; i++) {
         if (o->patterns[i][0] != '!')
@@ -282,7 +286,7 @@ static choice choose(const options *o, const test *t) {
     for (int i = 0; i < o->pattern_count; i++)
         if (o->patterns[i][0] != '!' && strstr(t->name, o->patterns[i])) return WANTED;
     if (!any) return UNWANTED;
-    return t->seconds > 0 && !o->all ? LEFT_TO_ALL : WANTED;
+    return t->seconds > 0 && !o->all && !o->plain ? LEFT_TO_ALL : WANTED;
 }
 
 /* ---- Slow tests: tests/slow.list lists those that take more than QUICK_SECONDS of processor time
@@ -300,6 +304,23 @@ static void read_slow(void) {
     while (fscanf(file, "%lf %127s", &seconds, name) == 2)
         for (int i = 0; i < test_count; i++)
             if (strcmp(tests[i].name, name) == 0) tests[i].seconds = seconds;
+    fclose(file);
+}
+
+/* A name, or an area and its slash, a line; # begins a comment. */
+static void read_plain(void) {
+    FILE *file = fopen("tests/plain.list", "r");
+    char line[256];
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) {
+        size_t length = strcspn(line, "\n");
+        line[length] = 0;
+        if (!length || line[0] == '#') continue;
+        for (int i = 0; i < test_count; i++)
+            if (line[length - 1] == '/' ? strncmp(tests[i].name, line, length) == 0
+                                        : strcmp(tests[i].name, line) == 0)
+                tests[i].plain = true;
+    }
     fclose(file);
 }
 
@@ -356,10 +377,14 @@ static double seconds(void) {
 
 typedef enum { PASSED, FAILED, SKIPPED, RESULTS } result;
 
+/* Defined where the blocks that each test reaches are recorded (tests/reach/blocks.c). */
+__attribute__((weak)) void test_begins(const char *name);
+
 static result run_one(const options *o, const test *t, float *cpu_taken) {
     int64_t blocks = ml_live_blocks();
     double start = seconds(), cpu_start = cpu_seconds();
     running = t->name;
+    if (test_begins) test_begins(running);
     failures = checks = 0;
     skip_reason[0] = left_out[0] = 0;
     if (ml_protect(run_body, (void *)t) != ML_OK && !skip_reason[0]) {
@@ -536,6 +561,7 @@ static void run_again(const crew *first, int results[RESULTS]) {
 static int choose_tests(const options *o, int *left) {
     int chosen = 0;
     read_slow();
+    read_plain();
     qsort(tests, (size_t)test_count, sizeof *tests, by_turn);
     for (int i = 0; i < test_count; i++) {
         choice of = choose(o, &tests[i]);
@@ -584,10 +610,11 @@ static void register_files(void *arena) {
 }
 
 static int usage(const char *program) {
-    fprintf(stderr,
-            "usage: %s [--list] [--all] [--gpu] [-v] [--again] [-j PROCESSES] [pattern | !pattern "
-            "...]\n",
-            program);
+    fprintf(
+        stderr,
+        "usage: %s [--list] [--all] [--but-plain | --plain] [--gpu] [-v] [--again] [-j PROCESSES] "
+        "[pattern | !pattern ...]\n",
+        program);
     return 2;
 }
 
@@ -616,6 +643,10 @@ int main(int count, char **arguments) {
             o.list = true;
         else if (!strcmp(arguments[first], "--all"))
             o.all = true;
+        else if (!strcmp(arguments[first], "--but-plain"))
+            o.but_plain = true;
+        else if (!strcmp(arguments[first], "--plain"))
+            o.plain = true;
         else if (!strcmp(arguments[first], "-v"))
             o.verbose = true;
         else if (!strcmp(arguments[first], "--again"))

@@ -3,8 +3,10 @@
  * that are not in tests/slow.list, with --all those too. Areas that begin with "gpu" run with --gpu
  * alone, and then only they. -v prints each test's time. The tests are spread over one process more
  * than there are cores, so that none may depend on another, and one that crashes fails alone; -j 0
- * runs them in the program itself (for debuggers). --again (CI) runs up to ten that failed once
- * more, one at a time; one that then passes counts as passed and is named.
+ * runs them in the program itself (for debuggers). --but-plain leaves out the tests that
+ * tests/plain.list lists (CI under sanitizers); --plain runs those of them that are in slow.list
+ * too, which no other run of CI has. --again (CI) runs up to ten that failed once more, one at a
+ * time; one that then passes counts as passed and is named.
  *
  *     TEST(graph, adds) { CHECK_EQ_INT(1 + 1, 2); }
  *
