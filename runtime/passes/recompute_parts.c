@@ -115,7 +115,8 @@ static void find_parts(partition *t, ml_arena *arena) {
     layer_name now = {NULL, 0};
     ml_ref before = 0, begin = 1;
     t->part_count = 0;
-    for (ml_ref n = 1; n < t->count; n++) {
+    /* Later ones that read weights, for their decay, are of no layer of the forward pass. */
+    for (ml_ref n = 1; n < t->count && !(t->p->backward[n] && t->p->r->users[n]); n++) {
         for (int i = 0; is_value(t, n) && i < ml_graph_node(t->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(t->g, n, i);
             if (!t->weight[source]) continue;
