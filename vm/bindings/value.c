@@ -152,7 +152,7 @@ ml_ref vm_state_value(lua_State *L, uint32_t id) {
 void vm_origin(lua_State *L, ml_origin *origin) {
     ml_vm *vm = vm_of(L);
     *origin = (ml_origin){.module = vm->module};
-    lua_Debug frame = {.i_ci = vm->here.alone ? vm->here.call : NULL};
+    lua_Debug frame = {.i_ci = vm->here.alone ? (vm_call_id *)vm->here.call : NULL};
     if (vm->here.alone || !vm_script_frame_above(L, vm->here.call, &frame)) {
         bool held = vm->here.call && frame.i_ci == vm->here.call;
         if (held) origin->file = vm->here.file, origin->line = vm->here.line;
