@@ -30,8 +30,6 @@ typedef struct {
     int attention_tiles;   /* which tiles of attention forward on warpgroup products, from 0
                               (MLUA_WGMMA=1 + this) */
     bool no_tma;           /* grouped products without the copy engine (MLUA_TMA=0) */
-    int few_rows;          /* 1 + the most rows of products by mlua's kernel for few rows
-                              (MLUA_FEW_ROWS) */
     bool no_early;         /* kernels start after those ahead have ended (MLUA_EARLY=0) */
 } ml_target;
 

@@ -129,7 +129,13 @@ static void compile_steps(ml_plan *plan, bool overlap) {
         compile_batch_kernels(plan);
         log_steps(plan, "batch_kernels", "equal kernels of several steps are one launch");
     }
+    const bool decodes = target->kind == ML_TARGET_CUDA && !target->no_fuse && plan->roots.often;
+    if (decodes && compile_join_products != NULL) {
+        compile_join_products(plan);
+        log_steps(plan, "join_products", "products of few rows compute their first operand");
+    }
     plan_update_states(plan);
+    if (decodes && compile_write_keys != NULL) compile_write_keys(plan);
     if (plan->pipeline_task) plan_export_outputs(plan);
     plan->arena_bytes =
         ml_memory_assign_offsets(s, plan->pipeline_task ? 0 : plan->roots.output_count);

@@ -235,6 +235,8 @@ static const compile_pass choice_passes[] = {
 };
 
 void (*const compile_batch_kernels)(ml_plan *plan) = plan_batch_kernels;
+void (*const compile_join_products)(ml_plan *plan) = plan_join_products;
+void (*const compile_write_keys)(ml_plan *plan) = plan_write_keys;
 void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed) = plan_offload;
 
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {

@@ -42,6 +42,9 @@ extern const compile_pass_list compile_pass_lists[PASS_LISTS];
 
 /* Of a GPU's plan: equal kernels of several steps become one launch. NULL: none do. */
 extern void (*const compile_batch_kernels)(ml_plan *plan);
+/* Of a step of decoding: before and after updates in place are chosen. */
+extern void (*const compile_join_products)(ml_plan *plan);
+extern void (*const compile_write_keys)(ml_plan *plan);
 
 /* Copies temporaries of a plan, whose memory is accounted for, to host memory and back, until the
  * peak fits in `limit` bytes; `exposed`: also where computation waits for it. NULL: nothing does.

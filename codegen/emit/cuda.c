@@ -3,7 +3,7 @@
 #include "codegen/emit/cuda_choose.h"
 
 /* Fast math (approximate exponentials) where all float stores of elements are bf16. */
-static bool uses_fast_math(const emitter *e) {
+bool emit_cuda_fast_math(const emitter *e) {
     bool any = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -112,7 +112,7 @@ static void set_launch(const cuda_schedule *s, ml_kernel *out) {
 void emit_cuda_choose(emitter *e, ml_kernel *out) {
     cuda_schedule *s = ML_NEW(e->arena, cuda_schedule);
     s->e = e;
-    s->fast_math = uses_fast_math(e);
+    s->fast_math = emit_cuda_fast_math(e);
     choose(s);
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
     s->chunk_integer = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";

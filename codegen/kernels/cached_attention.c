@@ -12,7 +12,7 @@ typedef struct {
     ml_axis row;
     int64_t rows, fresh, heads, kv_heads, group, slots, head_dim, value_dim;
     int64_t queries, together, splits; /* of a unit: queries and heads of keys; parts of the keys */
-    bool cuda;
+    bool cuda, clustered;              /* the blocks of all parts are a cluster */
 } printer;
 
 static int64_t size_of(const ml_value *v, ml_axis axis) {
@@ -112,7 +112,7 @@ static const char *index_text(void *context, ml_axis axis) {
 }
 
 static void set_score(printer *p) {
-    const int count = p->step->read_count - CACHED_CAPTURED;
+    const int count = p->step->fresh_at ? 0 : p->step->read_count - CACHED_CAPTURED;
     set(p, "SCORED", p->args.score != 0);
     template_set_text(&p->text, "SCORE", "");
     if (!p->args.score) return;
@@ -147,7 +147,7 @@ static int64_t units_of(const printer *p) {
 /* After the units are chosen, before any kernel: all count the workspace. */
 static void set_units(printer *p) {
     set(p, "QUERIES", p->queries), set(p, "SPLITS", p->splits), set(p, "PARTIAL_AT", 0);
-    if (p->splits == 1) return;
+    if (p->splits == 1 || p->clustered) return;
     int64_t parts = p->rows * p->heads * p->fresh * p->splits;
     set(p, "PARTIAL_AT",
         template_workspace(p->schedule, p->step, ML_F32, parts * (p->value_dim + 2)));
@@ -221,7 +221,7 @@ static void launch(printer *p, const char *file, uint32_t threads, int64_t share
     set(p, "POINTERS", pointers);
     p->step->kernel = template_file(&p->text, file, "cached_attention", pointers);
     template_launch(p->step->kernel, units_of(p), 1, 1, threads, shared_bytes);
-    if (p->splits == 1) return;
+    if (p->splits == 1 || p->clustered) return;
     ml_kernel *merge =
         template_file(&p->text, "cached_attention_merge.cu", "cached_attention merge", pointers);
     template_launch(merge, p->rows * p->heads * p->fresh, 1, 1, MERGE, 0);
@@ -261,25 +261,87 @@ static bool print_mma(printer *p) {
     return true;
 }
 
-static void print_cuda(printer *p) {
-    enum { SHORTEST = 64, MOST = 64, WARPS = 4, BLOCKS_A_PROCESSOR = 4 };
-    const ml_target *target = p->schedule->target;
-    if (print_mma(p)) return;
-    p->queries = block_queries(p);
-    choose_splits(p, BLOCKS_A_PROCESSOR * (int64_t)target->multiprocessors, SHORTEST, MOST);
-    set(p, "K_VEC", lane_elements(p, CACHED_K, p->head_dim));
-    set(p, "V_VEC", lane_elements(p, CACHED_V, p->value_dim));
-    set(p, "WARPS", WARPS);
-    launch(p, "cached_attention.cu", 32 * WARPS,
-           WARPS * p->queries * (p->value_dim + 2) * (int64_t)sizeof(float));
+/* The new position's key and value, which the step reads from fresh_at on: with each the row of the
+ * pool that it is for. */
+static void set_fresh(printer *p) {
+    static const char *const index_at[] = {"INDEX_K_AT", "INDEX_V_AT"},
+                             *const fresh_at[] = {"FRESH_K_AT", "FRESH_V_AT"},
+                             *const index_row[] = {"INDEX_K_ROW", "INDEX_V_ROW"},
+                             *const fresh_row[] = {"FRESH_K_ROW", "FRESH_V_ROW"},
+                             *const fresh_head[] = {"FRESH_K_HEAD", "FRESH_V_HEAD"};
+    const int at = p->step->fresh_at;
+    set(p, "FRESH", at != 0);
+    for (int i = 0; i < 2; i++) {
+        const int index = at ? at + 2 * i : 0, value = at ? index + 1 : 0;
+        set(p, index_at[i], index), set(p, fresh_at[i], value);
+        set_stride(p, index_row[i], index, at ? p->row : 0);
+        set_stride(p, fresh_row[i], value, at ? p->row : 0);
+        set_stride(p, fresh_head[i], value, at ? p->args.kv_heads : 0);
+    }
 }
 
-void ml_template_cached_attention(ml_schedule *s, ml_step *step) {
+/* Queries and parts of the keys of a block. Parts that are few, of few rows, are clusters. */
+static void choose_parts(printer *p) {
+    enum { SHORTEST = 64, MOST = 64, BLOCKS_A_PROCESSOR = 4, CLUSTERS = 90 };
+    enum { PARTS = 8, LONG = 1024 }; /* of a cluster: blocks, and keys that each may have */
+    const ml_target *target = p->schedule->target;
+    p->queries = block_queries(p);
+    choose_splits(p, BLOCKS_A_PROCESSOR * (int64_t)target->multiprocessors, SHORTEST, MOST);
+    const int64_t splits = p->splits, parts = splits < PARTS ? splits : PARTS;
+    p->splits = parts;
+    p->clustered = parts > 1 && target->arch >= CLUSTERS && p->slots <= PARTS * LONG &&
+                   units_of(p) <= target->multiprocessors;
+    if (!p->clustered) p->splits = splits;
+}
+
+static void print_cuda(printer *p) {
+    enum { WARPS = 4 };
+    if (print_mma(p)) return;
+    choose_parts(p);
+    const int64_t warps = p->clustered ? 2 * WARPS : WARPS;
+    set(p, "K_VEC", lane_elements(p, CACHED_K, p->head_dim));
+    set(p, "V_VEC", lane_elements(p, CACHED_V, p->value_dim));
+    set(p, "WARPS", warps);
+    set(p, "CLUSTER", p->clustered ? p->splits : 1);
+    set_fresh(p);
+    launch(p, "cached_attention.cu", (uint32_t)(32 * warps),
+           (warps + p->clustered) * p->queries * (p->value_dim + 2) * (int64_t)sizeof(float));
+}
+
+static printer begin(ml_schedule *s, ml_step *step) {
     printer p = {.schedule = s, .step = step, .text = template_begin(s), .together = 1};
     p.cuda = s->target->kind == ML_TARGET_CUDA;
     ml_cached_attention_read(s->graph, step->node, &p.args);
     p.row = ml_cached_attention_row(s->graph, ml_graph_sources(s->graph, step->node));
     set_sizes(&p);
+    return p;
+}
+
+bool ml_cached_attention_writes(ml_schedule *s, ml_step *step, const uint32_t *fresh) {
+    enum { PACK = 8, FEW = 16 };
+    printer p = begin(s, step);
+    const int pools[] = {CACHED_K, CACHED_V};
+    if (!p.cuda || p.fresh != 1 || !p.args.causal || step->read_count != CACHED_CAPTURED)
+        return false;
+    choose_parts(&p);
+    if (p.group > p.queries || p.group > FEW || (p.splits > 1 && !p.clustered)) return false;
+    for (int i = 0; i < 2; i++) {
+        const ml_value *v = &s->values.at[fresh[i]], *pool = template_value(s, step, pools[i]);
+        if (v->type.dtype != pool->type.dtype || v->offset % PACK) return false;
+        if (ml_type_elements(&v->type) * ml_type_size(&pool->type, p.args.pool) !=
+            p.rows * ml_type_elements(&pool->type)) /* queries may be of the last position alone */
+            return false;
+        for (int axis = 0; axis < v->type.rank; axis++) {
+            const bool last = v->type.axis[axis] == p.args.head_dim;
+            if (v->type.size[axis] > 1 && (last ? v->stride[axis] != 1 : v->stride[axis] % PACK))
+                return false;
+        }
+    }
+    return true;
+}
+
+void ml_template_cached_attention(ml_schedule *s, ml_step *step) {
+    printer p = begin(s, step);
     set_strides(&p);
     set_score(&p);
     if (p.cuda)

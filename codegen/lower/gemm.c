@@ -560,10 +560,11 @@ void gemm_step(lowering *l, lower_group *group) {
     const int addend = read_count - 1;
     if (group->gemm->scaled) reads[read_count++] = views_value(l, ml_graph_source(l->g, n, 2));
     ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
-    const ml_few_rows product = {
+    ml_few_rows *product = ML_NEW(l->arena, ml_few_rows);
+    *product = (ml_few_rows){
         .gemm = group->gemm, .scaled = group->scale != 0, .constant = is_constant(l, reads[1])};
-    if (l->target->kind == ML_TARGET_CUDA && ml_template_few_rows(l->s, step, &product))
-        step->kind = ML_STEP_KERNEL;
+    if (l->target->kind == ML_TARGET_CUDA && ml_template_few_rows(l->s, step, product))
+        step->kind = ML_STEP_KERNEL, step->few_rows = product;
     else
         step->gemm = group->gemm;
     if (group->addend == 0 || group->scale != 0) return;

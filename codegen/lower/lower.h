@@ -163,6 +163,17 @@ typedef struct {
     int forward_at, every, checkpoints;
 } ml_scan_step;
 
+/* A product of few rows that is a kernel of the step; several of one first operand, as a list: the
+ * step reads that, then what each reads beside it, and writes the result of each. */
+typedef struct ml_few_rows {
+    const struct ml_few_rows *next;
+    const ml_gemm *gemm;
+    bool constant; /* no step of the program writes the second operand */
+    bool scaled;   /* f32 sums are multiplied by scales of columns */
+    const ml_kernel_ir *computes; /* of the first of a list: what computes the first operand; NULL:
+                                     that is in memory */
+} ml_few_rows;
+
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
     ML_STEP_GEMM,      /* reads a, b (, bias) (, what c accumulates to); writes c */
@@ -185,6 +196,9 @@ typedef struct {
     const ml_kernel_ir *ir; /* loops; NULL for templates */
     ml_kernel *kernel;      /* KERNEL, and ATTENTION where the template serves */
     const ml_gemm *gemm;
+    const ml_few_rows *few_rows; /* of KERNEL */
+    int fresh_at; /* CACHED_ATTENTION: from this read on it has the row of K's pool for the one new
+                     position, its key, and the same of V, which it writes; 0: they are there */
     const ml_attention_step *attention;
     const ml_ragged *ragged;
     ml_loop *loop;
@@ -256,14 +270,16 @@ void ml_template_write_rows(ml_schedule *s, ml_step *step);
  * are multiples of 16. */
 void ml_template_transpose(ml_schedule *s, ml_step *step);
 void ml_template_cached_attention(ml_schedule *s, ml_step *step); /* f32 and bf16 */
+/* Whether its kernel may also write these new keys and values (values of the schedule) to the
+ * pools: those of one position of each row, which no score function reads. */
+enum { ML_POOL_READ = 1 }; /* the step's read of K's pool, which is before V's */
+bool ml_cached_attention_writes(ml_schedule *s, ml_step *step, const uint32_t *fresh);
 /* A product of few rows of GPUs as a kernel of the step, which has its operands: a, b, then a
  * bias, scales of columns and what is added, those that there are. */
-typedef struct {
-    const ml_gemm *gemm;
-    bool constant; /* no step of the program writes the second operand */
-    bool scaled;   /* f32 sums are multiplied by scales of columns */
-} ml_few_rows;
 bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_few_rows *product);
+/* The same with the first operand computed by a kernel of loops, whose IR `product` has: the step's
+ * first read is then the first of that, further ones are the step's last reads. False where that
+ * does not serve. */
 /* Whether the kernel widens a second operand of 8 bits, a matrix along one of its sides. */
 bool ml_few_rows_of_bytes(const ml_target *target, int64_t m, int64_t n, int64_t k);
 void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */

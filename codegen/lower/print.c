@@ -122,5 +122,7 @@ void ml_lower_print(const ml_schedule *s, ml_text *out) {
                         : step->gemm->epilogue == ML_EPILOGUE_BIAS ? " bias"
                                                                    : "");
         if (step->ir != NULL) ml_kernel_ir_print(step->ir, out);
+        if (step->few_rows != NULL && step->few_rows->computes != NULL)
+            ml_kernel_ir_print(step->few_rows->computes, out);
     }
 }

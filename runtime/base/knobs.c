@@ -62,10 +62,6 @@ static const knob KNOBS[] = {
      NUMBER, AT(wgmma)},
     {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG,
      AT(tma)},
-    {"MLUA_FEW_ROWS", "0..32",
-     "products of up to so many rows, as steps of decoding have, by mlua's own kernel on a GPU "
-     "(default 8), not by the GPU library",
-     NUMBER, AT(few_rows)},
     {"MLUA_EARLY", "0|1",
      "0: in programs that run often each kernel on a GPU starts after the one ahead has ended; "
      "else it starts before, and waits itself",
@@ -147,7 +143,6 @@ static ml_knobs_values values = {.tune = true,
                                  .batch = true,
                                  .wgmma = 1,
                                  .tma = true,
-                                 .few_rows = 8,
                                  .early = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,

@@ -22,7 +22,6 @@ typedef struct {
     bool tune, cudnn, deterministic;
     int wgmma;
     bool tma, early;
-    int few_rows;
     int blas;
     int recompute;
     int chunk; /* MiB */

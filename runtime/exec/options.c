@@ -31,7 +31,6 @@ void ml_target_set_options(ml_target *target) {
     target->no_wgmma = k->wgmma == 0;
     target->attention_tiles = k->wgmma > 0 ? k->wgmma - 1 : 0;
     target->no_tma = !k->tma;
-    target->few_rows = 1 + k->few_rows;
     target->no_early = !k->early;
     if (k->host_link >= 0) target->host_bytes = (int64_t)k->host_link * 1000000000;
 }

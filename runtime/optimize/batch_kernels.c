@@ -200,7 +200,7 @@ void plan_batch_kernels(ml_plan *plan) {
     find_storages(&b, &plan->roots);
     step_uses_find(s, b.old, s->arena, &b.uses);
     find_kinds(&b);
-    move_small(&b);
+    if (!plan->roots.often) move_small(&b); /* of short steps the order of nodes is the best */
     uint32_t *begin = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1); /* after a fixed step */
     for (uint32_t i = 0; i < b.count; i++)
         begin[i + 1] = is_fixed(&b, b.order[i]) ? i + 1 : begin[i];

@@ -41,6 +41,10 @@ bool ml_few_rows_of_bytes(const ml_target *target, int64_t m, int64_t n, int64_t
     (void)target, (void)m, (void)n, (void)k;
     return false;
 }
+bool ml_cached_attention_writes(ml_schedule *s, ml_step *step, const uint32_t *fresh) {
+    (void)s, (void)step, (void)fresh;
+    return false;
+}
 void ml_template_write_rows(ml_schedule *s, ml_step *step) {
     (void)s, (void)step;
     absent("kernels that write rows");

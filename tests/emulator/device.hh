@@ -169,6 +169,10 @@ static inline unsigned emu_max_pair(unsigned a, unsigned b) {
     float high = emu_max(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u));
     return __float_as_uint(high) | __float_as_uint(low) >> 16;
 }
+static inline unsigned emu_fma_pair(unsigned x, unsigned y, unsigned z) {
+    return emu_pair(fmaf(emu_half(x, 1), emu_half(y, 1), emu_half(z, 1)),
+                    fmaf(emu_half(x, 0), emu_half(y, 0), emu_half(z, 0)));
+}
 static inline float emu_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 // ldmatrix: lane i gives the address of row i % 8 of matrix i / 8
 static inline void emu_load_matrices(unsigned &r0, unsigned &r1, unsigned &r2, unsigned &r3,

@@ -27,6 +27,7 @@ static const ptx_form forms[] = {
     {"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }", "%0 = emu_of_f16(%1 >> 16)"},
     {"ex2.approx.ftz.f32", "%0 = exp2f(%1);"},
     {"tanh.approx.f32", "%0 = tanhf(%1);"},
+    {"fma.rn.bf16x2", "%0 = emu_fma_pair(%1, %2, %3);"},
     {"max.NaN.f32", "%0 = emu_max(%1, %2);"},
     {"max.NaN.bf16x2", "%0 = emu_max_pair(%1, %2);"},
     {"min.NaN.f32", "%0 = emu_min(%1, %2);"},
@@ -38,6 +39,8 @@ static const ptx_form forms[] = {
     {"cp.async.wait_all;", "emu_copy_wait(-1);"},
     {"cp.async.wait_group", "emu_copy_wait(#);"},
     {"fence.proxy.async.shared::cta;", ";"},
+    {"griddepcontrol.wait;", ";"}, /* launches do not overlap */
+    {"griddepcontrol.launch_dependents;", ";"},
     {"wgmma.fence.sync.aligned;", ";"},
     {"wgmma.commit_group.sync.aligned;", "emu_products_commit();"},
     {"wgmma.wait_group.sync.aligned", "emu_products_wait(#);"},

@@ -415,6 +415,8 @@ static inline unsigned fma_bf16_pair(unsigned x, unsigned y, unsigned z) {
 }
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void kernel_begins() {} /* of prelude.cuh */
+static inline void kernel_waits() {}
+static inline void kernel_lets_next() {}
 #define MLUA_EMULATED
 
 static void (*emulated_body)(void *);

@@ -7,7 +7,10 @@
  * whole score, of key l / QUERIES and query l % QUERIES: score function, mask and exponential are
  * computed once each. At last the block adds up what its warps have. Where registers have room
  * (AHEAD), the values of keys are loaded with them, and the next keys before these values are
- * used. */
+ * used. Where the blocks of all parts are a cluster (CLUSTER), they add up what they have, too.
+ *
+ * With FRESH the key and value of each row's one new position lie in no pool yet: they are read
+ * where they are, and the block of the last part writes them to the pools. */
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define ENTRY cached_attention
@@ -16,6 +19,22 @@
 #define K_VEC 4 /* elements that a lane loads at once */
 #define V_VEC 4
 #define WARPS 4
+#define CLUSTER 1 /* or SPLITS */
+#define FRESH 0
+#define INDEX_K_AT 0 /* pointers: the pools' rows for the new position, its key and value */
+#define FRESH_K_AT 0
+#define INDEX_V_AT 0
+#define FRESH_V_AT 0
+#define INDEX_K_ROW 0LL
+#define INDEX_V_ROW 0LL
+#define FRESH_K_ROW 0LL
+#define FRESH_K_HEAD 0LL
+#define FRESH_V_ROW 0LL
+#define FRESH_V_HEAD 0LL
+#endif
+#include "cluster.cuh"
+#if CLUSTER > 1
+#define KEY_PARTS RANKS
 #endif
 #include "cached_attention_work.cuh"
 
@@ -45,13 +64,42 @@ static __device__ __forceinline__ void load(const ELEMENT *row, long long stride
     } else
         to[0] = LOAD(row[column * stride]);
 }
+/* Where a key or value lies: in the row of the pool, or, FRESH_ROW, where the new one is. */
+#define FRESH_ROW (-1)
+static __device__ __forceinline__ const ELEMENT *row_at(const ELEMENT *pool, const ELEMENT *fresh,
+                                                        long long stride, int pool_row) {
+    return FRESH && pool_row == FRESH_ROW ? fresh : pool + pool_row * stride;
+}
+static __device__ __forceinline__ int find_row(char *const *p, const work &w, int kv) {
+    return FRESH && kv == w.start && kv < w.end ? FRESH_ROW : row_of_key(p, w, kv);
+}
+static __device__ __forceinline__ const ELEMENT *fresh_key(const arguments &a, const work &w) {
+    return (const ELEMENT *)a.p[FRESH_K_AT] + w.row * FRESH_K_ROW + w.kv_head * FRESH_K_HEAD;
+}
+static __device__ __forceinline__ const ELEMENT *fresh_value(const arguments &a, const work &w) {
+    return (const ELEMENT *)a.p[FRESH_V_AT] + w.row * FRESH_V_ROW + w.kv_head * FRESH_V_HEAD;
+}
+#if FRESH
+/* The block of the last part: a row out of the pool is that of no position. */
+static __device__ __forceinline__ void write_fresh(const arguments &a, const work &w) {
+    const int k_row = ((const int *)a.p[INDEX_K_AT])[w.row * INDEX_K_ROW];
+    const int v_row = ((const int *)a.p[INDEX_V_AT])[w.row * INDEX_V_ROW];
+    ELEMENT *k = (ELEMENT *)a.p[1] + w.kv_head * K_HEAD + k_row * K_POOL;
+    ELEMENT *v = (ELEMENT *)a.p[2] + w.kv_head * V_HEAD + v_row * V_POOL;
+    for (int d = threadIdx.x; d < HEAD_DIM && k_row >= 0 && k_row < POOL; d += 32 * WARPS)
+        k[d * K_DIM] = fresh_key(a, w)[d];
+    for (int d = threadIdx.x; d < VALUE_DIM && v_row >= 0 && v_row < POOL; d += 32 * WARPS)
+        v[d * V_DIM] = fresh_value(a, w)[d];
+}
+#endif
 /* The same of KEYS rows of a pool, as they are in memory: each lane has the number of one. */
 template <int N, int STEPS, int WIDTH>
-static __device__ __forceinline__ void fetch(const ELEMENT *pool, long long stride, int pool_row,
+static __device__ __forceinline__ void fetch(const ELEMENT *pool, const ELEMENT *fresh,
+                                             long long stride, int pool_row,
                                              pack<N> (&to)[KEYS][STEPS]) {
 #pragma unroll
     for (int j = 0; j < KEYS; j++) {
-        const ELEMENT *row = pool + __shfl_sync(ALL, pool_row, j * QUERIES) * stride;
+        const ELEMENT *row = row_at(pool, fresh, stride, __shfl_sync(ALL, pool_row, j * QUERIES));
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const int column = (step * 32 + threadIdx.x % 32) * N;
@@ -117,7 +165,8 @@ static __device__ __forceinline__ float scores(const arguments &a, const work &w
     float sum[32];
 #pragma unroll
     for (int j = 0; j < KEYS; j++) {
-        const ELEMENT *from = k + __shfl_sync(ALL, pool_row, j * QUERIES) * K_POOL;
+        const ELEMENT *from =
+            row_at(k, fresh_key(a, w), K_POOL, __shfl_sync(ALL, pool_row, j * QUERIES));
 #pragma unroll
         for (int c = 0; c < QUERIES; c++) sum[j * QUERIES + c] = 0;
 #pragma unroll
@@ -143,7 +192,8 @@ static __device__ __forceinline__ void add_values(const arguments &a, const work
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < KEYS; j++) {
-        const ELEMENT *from = v + __shfl_sync(ALL, pool_row, j * QUERIES) * V_POOL;
+        const ELEMENT *from =
+            row_at(v, fresh_value(a, w), V_POOL, __shfl_sync(ALL, pool_row, j * QUERIES));
         float each[QUERIES];
 #pragma unroll
         for (int c = 0; c < QUERIES; c++) each[c] = __shfl_sync(ALL, weight, j * QUERIES + c);
@@ -174,37 +224,83 @@ static __device__ __forceinline__ float sum_of(float x) {
     for (int d = QUERIES; d < 32; d *= 2) x += __shfl_xor_sync(ALL, x, d);
     return x;
 }
-/* From shared memory, where each warp has PARTIAL_ROW numbers of each query. */
+#define QUERY_OF(w, c, query, head, i)                                                             \
+    const int query = w.first + c, head = w.kv_head * GROUP + query % GROUP, i = query / GROUP
+static __device__ __forceinline__ void write_result(const arguments &a, const work &w, int c, int d,
+                                                    float sum, float out) {
+    QUERY_OF(w, c, query, head, i);
+    if (query < ALL_QUERIES)
+        ((QUERY *)a.p[O_AT])[O_OF(w.row, head, i) + d * O_DIM] =
+            QUERY_STORE(sum == 0 ? 0 : out / sum);
+}
+/* What the block has of a query and column, of parts in shared memory, where each warp has
+ * PARTIAL_ROW numbers of each query. */
+static __device__ __forceinline__ void add_warps(const float *parts, int c, int d, float &largest,
+                                                 float &sum, float &out) {
+    largest = LOWEST, sum = 0, out = 0;
+    for (int warp = 0; warp < WARPS; warp++) {
+        const float x = parts[(warp * QUERIES + c) * PARTIAL_ROW + VALUE_DIM];
+        largest = x > largest ? x : largest;
+    }
+    for (int warp = 0; warp < WARPS; warp++) {
+        const float *part = parts + (warp * QUERIES + c) * PARTIAL_ROW;
+        if (part[VALUE_DIM + 1] == 0) continue; /* it has no keys */
+        const float factor = EXP(part[VALUE_DIM] - largest);
+        sum += part[VALUE_DIM + 1] * factor;
+        out += part[d] * factor;
+    }
+}
 static __device__ __forceinline__ void write_block(const arguments &a, const work &w,
-                                                   const float *parts) {
+                                                   float *parts) {
+    float *own = parts + WARPS * QUERIES * PARTIAL_ROW; /* with CLUSTER: the block's sums */
     for (int at = threadIdx.x; at < QUERIES * VALUE_DIM; at += 32 * WARPS) {
-        const int c = at / VALUE_DIM, d = at % VALUE_DIM, query = w.first + c;
-        const int head = w.kv_head * GROUP + query % GROUP, i = query / GROUP;
+        const int c = at / VALUE_DIM, d = at % VALUE_DIM;
+        float largest, sum, out;
+        add_warps(parts, c, d, largest, sum, out);
+#if CLUSTER > 1
+        float *to = own + c * PARTIAL_ROW;
+#elif SPLITS > 1
+        QUERY_OF(w, c, query, head, i);
         if (query >= ALL_QUERIES) continue;
-        float largest = LOWEST, sum = 0, out = 0;
-        for (int warp = 0; warp < WARPS; warp++) {
-            const float x = parts[(warp * QUERIES + c) * PARTIAL_ROW + VALUE_DIM];
-            largest = x > largest ? x : largest;
-        }
-        for (int warp = 0; warp < WARPS; warp++) {
-            const float *part = parts + (warp * QUERIES + c) * PARTIAL_ROW;
-            if (part[VALUE_DIM + 1] == 0) continue; /* it has no keys */
-            const float factor = EXP(part[VALUE_DIM] - largest);
-            sum += part[VALUE_DIM + 1] * factor;
-            out += part[d] * factor;
-        }
-#if SPLITS > 1
         float *to = (float *)a.p[PARTIAL_AT] + PART_OF((long long)w.row, head, i, w.split);
+#endif
+#if SPLITS > 1
         to[d] = out;
         if (d == 0) to[VALUE_DIM] = largest, to[VALUE_DIM + 1] = sum;
 #else
-        ((QUERY *)a.p[O_AT])[O_OF(w.row, head, i) + d * O_DIM] =
-            QUERY_STORE(sum == 0 ? 0 : out / sum);
+        write_result(a, w, c, d, sum, out);
 #endif
     }
+#if CLUSTER > 1
+    cluster_sync();
+    for (int at = w.split * 32 * WARPS + threadIdx.x; at < QUERIES * VALUE_DIM;
+         at += RANKS * 32 * WARPS) {
+        const int c = at / VALUE_DIM, d = at % VALUE_DIM;
+        const float *from = own + c * PARTIAL_ROW;
+        float most[RANKS], largest = LOWEST, sum = 0, out = 0;
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) {
+            most[r] = load_of_block(from + VALUE_DIM, r);
+            largest = most[r] > largest ? most[r] : largest;
+        }
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) { /* a part without keys has zeros */
+            const float factor = EXP(most[r] - largest);
+            sum += load_of_block(from + VALUE_DIM + 1, r) * factor;
+            out += load_of_block(from + d, r) * factor;
+        }
+        write_result(a, w, c, d, sum, out);
+    }
+    cluster_sync(); /* blocks stay until theirs is read */
+#else
+    (void)own;
+#endif
 }
-extern "C" __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
+extern "C" IN_CLUSTER __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
     extern __shared__ float shared[];
+#if CLUSTER > 1
+    if (blockIdx.x % SPLITS >= RANKS) return;
+#endif
     kernel_begins();
     const work w = find_work(a.p);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -214,16 +310,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
                   *v = (const ELEMENT *)a.p[2] + w.kv_head * V_HEAD;
     pack<K_VEC> keys[KEYS][K_STEPS];
     pack<V_VEC> values[KEYS][V_STEPS];
-    int first = w.begin + warp * KEYS, next_row = row_of_key(a.p, w, first + lane / QUERIES);
-    if (AHEAD && first < w.end) fetch<K_VEC, K_STEPS, HEAD_DIM>(k, K_POOL, next_row, keys);
+    int first = w.begin + warp * KEYS, next_row = find_row(a.p, w, first + lane / QUERIES);
+    if (AHEAD && first < w.end)
+        fetch<K_VEC, K_STEPS, HEAD_DIM>(k, fresh_key(a, w), K_POOL, next_row, keys);
     load_queries(a, w, q);
+#if FRESH
+    if (w.split == KEY_PARTS - 1) write_fresh(a, w);
+#endif
     for (int key = first; key < w.end; key += WARPS * KEYS) {
         const int pool_row = next_row;
-        if (AHEAD) fetch<V_VEC, V_STEPS, VALUE_DIM>(v, V_POOL, pool_row, values);
-        next_row = row_of_key(a.p, w, key + WARPS * KEYS + lane / QUERIES);
+        if (AHEAD) fetch<V_VEC, V_STEPS, VALUE_DIM>(v, fresh_value(a, w), V_POOL, pool_row, values);
+        next_row = find_row(a.p, w, key + WARPS * KEYS + lane / QUERIES);
         const float score = scores(a, w, key, pool_row, keys, q);
         if (AHEAD && key + WARPS * KEYS < w.end)
-            fetch<K_VEC, K_STEPS, HEAD_DIM>(k, K_POOL, next_row, keys);
+            fetch<K_VEC, K_STEPS, HEAD_DIM>(k, fresh_key(a, w), K_POOL, next_row, keys);
         float next = largest_of(score);
         next = next > largest ? next : largest;
         const float base = next <= LOWEST ? 0 : next; /* a query without keys so far */

@@ -1,6 +1,9 @@
 /* Which queries and keys a block of CACHED_ATTENTION has, and where keys lie. */
 #pragma once
 #include "../c/cached_attention_operands.h"
+#ifndef KEY_PARTS
+#define KEY_PARTS SPLITS /* of the keys, each a block's */
+#endif
 
 /* Queries `first` .. of a row, and keys begin .. end - 1. */
 struct work {
@@ -19,8 +22,8 @@ static __device__ __forceinline__ work find_work(char *const *p) {
     const int begin = FIRST_KEY(w.start, length, first), end = END_KEY(w.start, length, last);
     const long long keys = end > begin ? end - begin : 0;
     (void)first, (void)last;
-    w.begin = begin + (int)(keys * w.split / SPLITS);
-    w.end = begin + (int)(keys * (w.split + 1) / SPLITS);
+    w.begin = begin + (int)(keys * w.split / KEY_PARTS);
+    w.end = begin + (int)(keys * (w.split + 1) / KEY_PARTS);
     return w;
 }
 /* The row of the pools where a key lies; some row where the block has no such key. */

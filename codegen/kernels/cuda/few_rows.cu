@@ -1,143 +1,176 @@
 /* A product of few rows, C[m, n] = A[m, k] B[k, n] (* scale[n]) (+ bias[n]) (+ addend[m, n]), A in
  * bf16, B in bf16, int8 or E4M3, with f32 sums: its time is that of reading B.
  *
- * A block has 64 columns of B and one of SPLIT equal ranges of the depth; the blocks of a cluster
- * have the ranges of one tile, and add up their sums in a fixed order through shared memory. A ring
- * of SLOTS slots of DEEP deep is filled by cp.async. On tensor cores the columns of B are the 16
- * rows of an mma, 8 rows of A its columns. Elements of 8 bits become bf16 in registers.
+ * A block has TILE columns of B and one of SPLIT equal ranges of the depth; the blocks of a cluster
+ * have the ranges of one tile, and add up their sums in a fixed order through shared memory. Each
+ * warp has a quarter of a step of DEEP deep, or of the columns where B is contiguous along the
+ * depth, and a ring of its own of SLOTS slots, filled by cp.async: warps wait for no other, so that
+ * some always load. On tensor cores the columns of B are the 16 rows of an mma, the rows of A its 8
+ * columns. Elements of 8 bits become bf16 in registers.
+ *
+ * Several products of one A may be one kernel (PICK). A lies in shared memory, of
+ * the whole range. Where it is computed of other tensors, row by row
+ * (COMPUTE_ROW: a norm, a gate), each block does so: a kernel of its own would take longer.
  *
  * By groups of rows (GROUPS), each of which has a matrix of its own, block row y has the rows of
  * the y-th group that has any, and the last one clears rows of no group.
  *
- * B that no step writes (CONSTANT) is loaded from before the steps ahead have ended: memory is busy
- * while these, which are small, run. */
+ * B that no step writes (CONSTANT) is loaded from before the steps ahead have ended, and the next
+ * kernel begins when the last of it is asked for: so memory is busy between kernels. */
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define ENTRY few_rows
 #define POINTERS 3
 #define ROWS 1 /* of A, at most ROOM */
-#define ROOM 8 /* for rows: as many columns as some mma have */
-#define COLUMNS 4096LL
 #define DEPTH 4096LL
 #define A_ROW 4096LL
 #define A_COL 1LL
-#define A_PACKS 1 /* rows of A are packs of 8 elements */
+#define A_PACKS 1  /* rows of A are packs of 8 elements */
+#define COMPUTED 0 /* A is computed: statements for row `row` by a team of threads (emit_rows) */
+#define COMPUTE_ROW
 #define B_BYTES 2 /* of an element */
 #define B_FP8 0   /* of 8 bits: E4M3, not int8 */
 #define B_DEEP 0  /* B is contiguous along the depth, not along columns */
-#define B_STRIDE 4096LL
-#define C_ROW 4096LL
-#define C_COL 1LL
-#define GROUPS 0 /* pointers 2 and 3: where the rows of each begin and end */
+#define GROUPS 0  /* pointers 2 and 3: where the rows of each begin and end */
 #define START_STRIDE 1LL
 #define END_STRIDE 1LL
 #define B_GROUP 4096LL
 #define SPLIT 4
 #define SLOTS 6
 #define CONSTANT 1
-#define SCALE_AT 0 /* pointers; 0: none */
-#define BIAS_AT 0
-#define ADDEND_AT 0
-#define C_AT 2
+#define SCALED 0
+#define BIAS 0
+#define ADDENDS 0
+/* Statements: return the product of a tile (see `product`), tiles of the first product first. */
+#define PICK return {a.p[1], 0, 0, 0, a.p[2], 4096LL, 4096LL, 4096LL, 1LL, tile * TILE};
 #define RESULT float
 #define STORE
 #define LOAD
 #endif
-#include "mma_ptx.cuh"
+#define CLUSTER SPLIT
+#include "cluster.cuh"
 
-#define TILE 64
-#define EIGHTS (ROOM / 8)
+#define TILE (B_BYTES == 1 && !B_DEEP ? 128 : 64)
+#define ROOM 8 /* for rows of A: the columns of an mma */
 #define DEEP (B_BYTES == 1 ? 128 : 64)
-/* Bytes of a slot's lines: 16 more than they hold, so that lines lie in different banks. */
-#define B_WIDTH ((B_DEEP ? DEEP : TILE) * B_BYTES)
-#define B_LINES (B_DEEP ? TILE : DEEP)
-#define B_LINE (B_WIDTH + 16)
-#define A_LINE (DEEP * 2 + (B_BYTES == 1 && B_DEEP ? 32 : 16))
-#define A_BEGIN (B_LINES * B_LINE)
-#define SLOT_BYTES (A_BEGIN + ROOM * A_LINE)
+/* Bytes of lines of 128 in shared memory: 16 more than they hold, so that they lie in different
+ * banks. */
+#define LINE (128 + 16)
+#define B_LINES ((B_DEEP ? TILE : DEEP) / 4) /* of a warp, in a slot */
+#define PIECE(line, piece) ((line)*LINE + (piece)*16)
+#define SLOT_BYTES (B_LINES * LINE)
 #define STEPS ((int)((DEPTH + DEEP - 1) / DEEP))
+#define A_LINE ((STEPS + SPLIT - 1) / SPLIT * DEEP * 2 + (B_BYTES == 1 && B_DEEP ? 32 : 16))
+#define A_BEGIN (4 * SLOTS * SLOT_BYTES)
+#define A_ROW_OF(row) ((row) < ROWS ? (row) : (int)ROWS - 1) /* of an mma: what is there */
+#define TILES (TILE / 16)
 #define SUM_ROW (TILE + 4)
+#define SUMS (ROOM * SUM_ROW) /* of a warp */
 
 struct arguments {
     char *p[POINTERS];
 };
+/* One of the products of A: B, what there is of scales of columns, a bias and an addend, C, the
+ * columns, strides of B and C, and the first column of this block's tile. */
+struct product {
+    const char *b, *scale, *bias, *addend;
+    char *c;
+    long long columns, stride, c_row, c_col;
+    int n0;
+};
+static __device__ __forceinline__ product pick_product(const arguments &a, int tile) { PICK }
 
-#if SPLIT > 1 && !defined(MLUA_EMULATED) && !defined(MLUA_NO_CLUSTERS)
-static __device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
-/* Of the block `rank` of the cluster, what lies in its shared memory at `at`. */
-static __device__ __forceinline__ float load_of_block(unsigned at, int rank) {
-    float x;
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %1, %2; "
-                 "ld.shared::cluster.f32 %0, [there]; }"
-                 : "=f"(x)
-                 : "r"(at), "r"(rank)
-                 : "memory");
-    return x;
-}
-#define RANKS SPLIT
-#else /* the first block of a tile has all of the depth */
-#define cluster_sync() __syncthreads()
-#define load_of_block(at, rank) sums[((at)-shared_address(sums)) / 4]
-#define RANKS 1
-#endif
-
-static __device__ __forceinline__ void load_b(char *slot, const char *b, int n0, int k0) {
+/* This warp's part of the step from k0 on. */
+static __device__ __forceinline__ void load_b(char *slot, const product &p, int k0) {
+    const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int i = threadIdx.x; i < B_LINES * B_WIDTH / 16; i += 128) {
-        const int line = i / (B_WIDTH / 16), byte = i % (B_WIDTH / 16) * 16, part = byte / B_BYTES;
-        const long long n = n0 + (B_DEEP ? line : part), k = k0 + (B_DEEP ? part : line);
-        const bool valid = n < COLUMNS && k < DEPTH;
-        const long long at = valid ? B_DEEP ? n * B_STRIDE + k : k * B_STRIDE + n : 0;
-        copy_async(shared_address(slot) + line * B_LINE + byte, b + at * B_BYTES, valid ? 16 : 0);
+    for (int i = threadIdx.x % 32; i < B_LINES * 8; i += 32) {
+        const int line = warp * B_LINES + i / 8, part = i % 8 * 16 / B_BYTES;
+        const long long n = p.n0 + (B_DEEP ? line : part), k = k0 + (B_DEEP ? part : line);
+        const bool valid = n < p.columns && k < DEPTH;
+        const long long at = valid ? B_DEEP ? n * p.stride + k : k * p.stride + n : 0;
+        copy_async(shared_address(slot) + PIECE(i / 8, i % 8), p.b + at * B_BYTES, valid ? 16 : 0);
     }
 }
-static __device__ __forceinline__ void load_a(char *slot, const ml_bf16 *a, int k0, int rows) {
-    char *to = slot + A_BEGIN;
-#if A_PACKS
-#pragma unroll
-    for (int i = threadIdx.x; i < ROOM * DEEP / 8; i += 128) {
-        const int row = i / (DEEP / 8);
-        const long long k = k0 + i % (DEEP / 8) * 8;
-        const bool valid = row < rows && k < DEPTH;
-        copy_async(shared_address(to) + row * A_LINE + i % (DEEP / 8) * 16,
-                   a + (valid ? row * A_ROW + k : 0), valid ? 16 : 0);
+template <typename T> struct alignas(16) row_pack { T at[8]; };
+#if COMPUTED
+#define TEAM (ROWS == 1 ? 128 : 32) /* threads of a row */
+#define DEFINE_OF_TEAM(name, more)                                                                 \
+    static __device__ __forceinline__ float name##_of_team(float x) {                              \
+        for (int d = 16; d > 0; d /= 2) {                                                          \
+            const float y = __shfl_xor_sync(~0u, x, d);                                            \
+            x = more;                                                                              \
+        }                                                                                          \
+        if (TEAM == 32) return x;                                                                  \
+        __shared__ float warps[4];                                                                 \
+        __syncthreads(); /* what was there before is read */                                       \
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;                                    \
+        __syncthreads();                                                                           \
+        x = warps[0];                                                                              \
+        for (int w = 1; w < 4; w++) {                                                              \
+            const float y = warps[w];                                                              \
+            x = more;                                                                              \
+        }                                                                                          \
+        return x;                                                                                  \
     }
+DEFINE_OF_TEAM(sum, x + y)
+DEFINE_OF_TEAM(max, y > x ? y : x)
+DEFINE_OF_TEAM(min, y < x ? y : x)
+#define PUT(row, k, pack) *(row_pack<ml_bf16> *)(lines + (row)*A_LINE + ((k)-begin) * 2) = pack
+static __device__ __forceinline__ void make_a(const arguments &a, char *lines, int begin, int end,
+                                              int, int) {
+    const int lane = threadIdx.x % TEAM;
+    for (int row = threadIdx.x / TEAM; row < ROWS; row += 128 / TEAM) {
+        COMPUTE_ROW
+    }
+}
 #else
-    for (int i = threadIdx.x; i < ROOM * DEEP; i += 128) {
-        const int row = i / DEEP, k = k0 + i % DEEP;
-        ml_bf16 x = {0};
-        if (row < rows && k < DEPTH) x = a[row * A_ROW + k * A_COL];
-        ((ml_bf16 *)(to + row * A_LINE))[i % DEEP] = x;
+/* Rows first .. first + rows - 1, from `begin` to `end` of the depth; zeros behind the last. */
+static __device__ __forceinline__ void make_a(const arguments &a, char *lines, int begin, int end,
+                                              int first, int rows) {
+    const ml_bf16 *left = (const ml_bf16 *)a.p[0] + first * A_ROW;
+    const int packs = (end - begin) / 8;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < rows * packs; i += 128) {
+        const int row = i / packs, k = begin + i % packs * 8;
+        row_pack<ml_bf16> x = {};
+        if (A_PACKS) {
+            if (k < DEPTH) x = *(const row_pack<ml_bf16> *)(left + row * A_ROW + k);
+        } else {
+            for (int e = 0; e < 8; e++)
+                if (k + e < DEPTH) x.at[e] = left[row * A_ROW + (k + e) * A_COL];
+        }
+        *(row_pack<ml_bf16> *)(lines + row * A_LINE + i % packs * 16) = x;
     }
+}
 #endif
+/* What lane `lane` of an mma has of 8 deep of the rows of A. */
+static __device__ __forceinline__ unsigned pair_of_a(const char *a, int k) {
+    const int lane = threadIdx.x % 32;
+    return *(const unsigned *)(a + A_ROW_OF(lane / 4) * A_LINE + (k + lane % 4 * 2) * 2);
 }
 #if B_BYTES == 2
-/* Of the warp's 16 columns with all rows. */
-static __device__ __forceinline__ void multiply(float (&sum)[EIGHTS][4], const char *slot) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
-    const unsigned b_at =
-        shared_address(slot) +
-        (B_DEEP ? (first + lane % 16) * B_LINE + lane / 16 * 16
-                : (lane / 16 * 8 + lane % 8) * B_LINE + (first + lane / 8 % 2 * 8) * 2);
-    const unsigned a_at = shared_address(slot) + A_BEGIN + lane % 8 * A_LINE + lane / 8 * 16;
-    unsigned x[DEEP / 16][4], y[4];
+/* What the warp has of a step: sums of its columns with all rows. */
+static __device__ __forceinline__ void multiply(float (&sum)[TILES][4], const char *slot,
+                                                const char *a) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    unsigned x[4][4];
+#if B_DEEP
 #pragma unroll
-    for (int k = 0; k < DEEP; k += 16) {
-        if (B_DEEP)
-            load_matrices(x[k / 16], b_at + k * 2);
-        else
-            load_matrices_transposed(x[k / 16], b_at + k * B_LINE);
-    }
+    for (int i = 0; i < 4; i++)
+        load_matrices(x[i], shared_address(slot) + PIECE(lane % 16, lane / 16 + i * 2));
 #pragma unroll
-    for (int k = 0; k < DEEP; k += 32) /* four matrices: two steps of 16 deep */
+    for (int i = 0; i < 4; i++) mma(sum[i], x[i], pair_of_a(a, i * 16), pair_of_a(a, i * 16 + 8));
+    (void)warp;
+#else
 #pragma unroll
-        for (int i = 0; i < EIGHTS; i++) {
-            load_matrices(y, a_at + i * 8 * A_LINE + k * 2);
-            mma(sum[i], x[k / 16], y[0], y[1]);
-            mma(sum[i], x[k / 16 + 1], y[2], y[3]);
-        }
+    for (int i = 0; i < 4; i++)
+        load_matrices_transposed(x[i], shared_address(slot) +
+                                           PIECE(lane / 16 * 8 + lane % 8, i * 2 + lane / 8 % 2));
+    const unsigned low = pair_of_a(a, warp * 16), high = pair_of_a(a, warp * 16 + 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) mma(sum[i], x[i], low, high);
+#endif
 }
 #define COLUMN_OF(lane, i) ((lane) / 4 + (i) / 2 * 8)
 #else
@@ -155,42 +188,42 @@ static __device__ __forceinline__ unsigned pair_of_bytes(unsigned word) {
                          permute_bytes(word & 0x80808080u, 0xc3c3c3c3u, order));
 #endif
 }
-/* Of the warp's 16 columns with all rows. ldmatrix moves pairs of bytes: along the depth a thread
- * gets 4 neighbouring elements, two steps' worth for which A is read in the same order; along
- * columns, 2 neighbouring columns, which are lines l and l + 8 of the mma. */
-static __device__ __forceinline__ void multiply(float (&sum)[EIGHTS][4], const char *slot) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
-    const char *a = slot + A_BEGIN;
-#pragma unroll
-    for (int k = 0; k < DEEP; k += 32) {
-        unsigned w[4], y[4];
+/* What the warp has of a step. ldmatrix moves pairs of bytes: along the depth a thread gets 4
+ * neighbouring elements, two mma's worth for which A is read in the same order; along columns, 2
+ * neighbouring columns, which are lines l and l + 8 of the mma. */
+static __device__ __forceinline__ void multiply(float (&sum)[TILES][4], const char *slot,
+                                                const char *a) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    unsigned w[4];
 #if B_DEEP
-        load_matrices(w, shared_address(slot) + (first + lane % 16) * B_LINE + lane / 16 * 16 + k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        load_matrices(w, shared_address(slot) + PIECE(lane % 16, lane / 16 + i * 2));
         const unsigned x[2][4] = {{pair_of_bytes<0, 1>(w[0]), pair_of_bytes<0, 1>(w[1]),
                                    pair_of_bytes<2, 3>(w[0]), pair_of_bytes<2, 3>(w[1])},
                                   {pair_of_bytes<0, 1>(w[2]), pair_of_bytes<0, 1>(w[3]),
                                    pair_of_bytes<2, 3>(w[2]), pair_of_bytes<2, 3>(w[3])}};
+        const char *row = a + A_ROW_OF(lane / 4) * A_LINE + (i * 32 + lane % 4 * 4) * 2;
+        const uint2 low = *(const uint2 *)row, high = *(const uint2 *)(row + 32);
+        mma(sum[i], x[0], low.x, low.y);
+        mma(sum[i], x[1], high.x, high.y);
+    }
+    (void)warp;
 #else
-        load_matrices_transposed(w, shared_address(slot) + (k + lane) * B_LINE + first);
+    unsigned y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = pair_of_a(a, warp * 32 + i * 8);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        load_matrices_transposed(w, shared_address(slot) + PIECE(lane, i));
         const unsigned x[2][4] = {{pair_of_bytes<0, 2>(w[0]), pair_of_bytes<1, 3>(w[0]),
                                    pair_of_bytes<0, 2>(w[1]), pair_of_bytes<1, 3>(w[1])},
                                   {pair_of_bytes<0, 2>(w[2]), pair_of_bytes<1, 3>(w[2]),
                                    pair_of_bytes<0, 2>(w[3]), pair_of_bytes<1, 3>(w[3])}};
-#endif
-#pragma unroll
-        for (int i = 0; i < EIGHTS; i++) {
-            const char *rows = a + i * 8 * A_LINE;
-#if B_DEEP
-            const char *row = rows + lane / 4 * A_LINE + (k + lane % 4 * 4) * 2;
-            const uint2 low = *(const uint2 *)row, high = *(const uint2 *)(row + 32);
-            y[0] = low.x, y[1] = low.y, y[2] = high.x, y[3] = high.y;
-#else
-            load_matrices(y, shared_address(rows) + lane % 8 * A_LINE + lane / 8 * 16 + k * 2);
-#endif
-            mma(sum[i], x[0], y[0], y[1]);
-            mma(sum[i], x[1], y[2], y[3]);
-        }
+        mma(sum[i], x[0], y[0], y[1]);
+        mma(sum[i], x[1], y[2], y[3]);
     }
+#endif
 }
 #define COLUMN_OF(lane, i) (B_DEEP ? (lane) / 4 + (i) / 2 * 8 : (lane) / 4 * 2 + (i) / 2)
 #endif
@@ -218,7 +251,7 @@ static __device__ __forceinline__ group_rows find_group(const arguments &a, int 
     }
     return found;
 }
-static __device__ __forceinline__ void clear_rows(const arguments &a, int n0) {
+static __device__ __forceinline__ void clear_rows(const arguments &a, const product &p) {
     for (int row = 0; row < ROWS; row++) {
         bool taken = false;
         for (int group = 0; group < GROUPS; group++) {
@@ -226,88 +259,102 @@ static __device__ __forceinline__ void clear_rows(const arguments &a, int n0) {
             bounds_of(a, group, first, last);
             taken = taken || (row >= first && row < last);
         }
-        const int n = n0 + threadIdx.x;
-        if (!taken && threadIdx.x < TILE && n < COLUMNS)
-            ((RESULT *)a.p[C_AT])[row * C_ROW + n * C_COL] = STORE(0.0f);
+        const int n = p.n0 + threadIdx.x;
+        if (!taken && threadIdx.x < TILE && n < p.columns)
+            ((RESULT *)p.c)[row * p.c_row + n * p.c_col] = STORE(0.0f);
     }
 }
 #endif
-static __device__ __forceinline__ void write(const arguments &a, int n0, int rank, int first,
-                                             int rows, const float *sums) {
+static __device__ __forceinline__ void write(const product &p, int rank, int first, int rows,
+                                             const float *sums) {
     for (int i = rank * 128 + threadIdx.x; i < rows * TILE; i += RANKS * 128) {
-        const int row = i / TILE, column = i % TILE, n = n0 + column;
-        const unsigned at = shared_address(sums) + (row * SUM_ROW + column) * 4;
-        if (n >= COLUMNS) continue;
+        const int row = i / TILE, column = i % TILE, n = p.n0 + column;
+        const float *at = sums + row * SUM_ROW + column;
+        if (n >= p.columns) continue;
         float x = 0;
 #pragma unroll
         for (int r = 0; r < RANKS; r++) x += load_of_block(at, r);
-        const long long to = (first + row) * C_ROW + n * C_COL;
-#if SCALE_AT
-        x *= ((const float *)a.p[SCALE_AT])[n];
-#endif
-#if BIAS_AT
-        x += LOAD(((const RESULT *)a.p[BIAS_AT])[n]);
-#endif
-#if ADDEND_AT
-        x += LOAD(((const RESULT *)a.p[ADDEND_AT])[to]);
-#endif
-        ((RESULT *)a.p[C_AT])[to] = STORE(x);
+        const long long to = (first + row) * p.c_row + n * p.c_col;
+        if (SCALED) x *= ((const float *)p.scale)[n];
+        if (BIAS) x += LOAD(((const RESULT *)p.bias)[n]);
+        if (ADDENDS) x += LOAD(((const RESULT *)p.addend)[to]);
+        ((RESULT *)p.c)[to] = STORE(x);
     }
 }
-#if SPLIT > 1 && !defined(MLUA_EMULATED) && !defined(MLUA_NO_CLUSTERS)
-#define CLUSTER __cluster_dims__(SPLIT, 1, 1)
+/* The sums of a part of the depth. */
+static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)[TILES][4],
+                                                char *shared, const product &p, int part, int first,
+                                                int rows) {
+    const int begin = STEPS * part / SPLIT, end = STEPS * (part + 1) / SPLIT;
+    const int last = end - begin < SLOTS ? begin : end - SLOTS + 1; /* that loads, or the first */
+    char *ring = shared + threadIdx.x / 32 * SLOTS * SLOT_BYTES, *lines = shared + A_BEGIN;
+#pragma unroll
+    for (int s = 0; s < SLOTS - 1; s++) {
+        if (begin + s < end) load_b(ring + s * SLOT_BYTES, p, (begin + s) * DEEP);
+        copies_commit();
+    }
+    if (CONSTANT) kernel_waits();
+    make_a(a, lines, begin * DEEP, end * DEEP, first, rows);
+    __syncthreads();
+    int slot = 0, next = SLOTS - 1;
+    for (int step = begin; step < end; step++) {
+        copies_but<SLOTS - 2>();
+        __syncwarp();
+        if (step + SLOTS - 1 < end) load_b(ring + next * SLOT_BYTES, p, (step + SLOTS - 1) * DEEP);
+        copies_commit();
+        if (step == last) kernel_lets_next();
+        multiply(sum, ring + slot * SLOT_BYTES, lines + (step - begin) * DEEP * 2);
+        slot = slot + 1 < SLOTS ? slot + 1 : 0, next = next + 1 < SLOTS ? next + 1 : 0;
+    }
+    copies_wait();
+    __syncthreads();
+}
+/* The block's sums of all columns with all rows, from those of its warps. */
+static __device__ __forceinline__ void join_warps(float *sums, const float (&sum)[TILES][4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = lane % 4 * 2 + i % 2;
+#if B_DEEP
+        sums[row * SUM_ROW + warp * 16 + COLUMN_OF(lane, i)] =
+            (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
 #else
-#define CLUSTER
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            sums[warp * SUMS + row * SUM_ROW + t * 16 + COLUMN_OF(lane, i)] = sum[t][i];
 #endif
-extern "C" CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
+    }
+#if !B_DEEP
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * TILE; i += 128) {
+        float *to = sums + i / TILE * SUM_ROW + i % TILE;
+        *to = (to[0] + to[SUMS]) + (to[2 * SUMS] + to[3 * SUMS]);
+    }
+#endif
+}
+extern "C" IN_CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
-    float *sums = (float *)shared; /* once the ring is done */
-    char *ring = (char *)shared;
-    const ml_bf16 *left = (const ml_bf16 *)a.p[0];
-    const char *right = a.p[1];
+    float *sums = (float *)shared; /* once the rings are done */
     int first = 0, rows = ROWS;
-    const int n0 = blockIdx.x / SPLIT * TILE, rank = blockIdx.x % SPLIT;
+    const int rank = blockIdx.x % SPLIT;
+    product p = pick_product(a, blockIdx.x / SPLIT);
     if (rank >= RANKS) return;
-    const int begin = STEPS * rank / RANKS, end = STEPS * (rank + 1) / RANKS;
     if (!CONSTANT) kernel_begins();
 #if GROUPS
     if (blockIdx.y == gridDim.y - 1) {
-        if (rank == 0) clear_rows(a, n0);
+        if (rank == 0) clear_rows(a, p);
         return;
     }
     const group_rows own = find_group(a, blockIdx.y);
     if (own.count == 0) return;
     first = own.first, rows = own.count;
-    left += first * A_ROW, right += own.group * B_GROUP * B_BYTES;
+    p.b += own.group * B_GROUP * B_BYTES;
 #endif
-    for (int s = 0; s < SLOTS - 1 && begin + s < end; s++)
-        load_b(ring + s * SLOT_BYTES, right, n0, (begin + s) * DEEP);
-    if (CONSTANT) kernel_begins();
-    for (int s = 0; s < SLOTS - 1 && begin + s < end; s++)
-        load_a(ring + s * SLOT_BYTES, left, (begin + s) * DEEP, rows);
-    copies_commit();
-    copies_wait();
-    float sum[EIGHTS][4] = {};
-    int slot = 0, next = SLOTS - 1;
-    for (int step = begin; step < end; step++) {
-        if (step > begin + SLOTS - 2) copies_but<SLOTS - 2>();
-        __syncthreads();
-        if (step + SLOTS - 1 < end) {
-            load_b(ring + next * SLOT_BYTES, right, n0, (step + SLOTS - 1) * DEEP);
-            load_a(ring + next * SLOT_BYTES, left, (step + SLOTS - 1) * DEEP, rows);
-        }
-        copies_commit();
-        multiply(sum, ring + slot * SLOT_BYTES);
-        slot = slot + 1 < SLOTS ? slot + 1 : 0, next = next + 1 < SLOTS ? next + 1 : 0;
-    }
-    copies_wait();
-    __syncthreads();
-    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16;
-#pragma unroll
-    for (int i = 0; i < 4 * EIGHTS; i++)
-        sums[(i / 4 * 8 + lane % 4 * 2 + i % 2) * SUM_ROW + column + COLUMN_OF(lane, i % 4)] =
-            sum[i / 4][i % 4];
+    float sum[TILES][4] = {};
+    for (int part = rank; part < SPLIT; part += RANKS) /* one, but in an emulator */
+        add_part(a, sum, (char *)shared, p, part, first, rows);
+    join_warps(sums, sum);
     cluster_sync();
-    write(a, n0, rank, first, rows, sums);
+    write(p, rank, first, rows, sums);
     cluster_sync(); /* blocks stay until theirs is read */
 }

@@ -39,6 +39,17 @@ ML_INLINE void kernel_begins() {
     asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* Its two parts, for kernels of which the next may begin only later. */
+ML_INLINE void kernel_waits() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+ML_INLINE void kernel_lets_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 /* bfloat16 in memory is its upper half; stores round to nearest, ties to even */
 ML_INLINE float ml_load_bf16(ml_bf16 h) { return __uint_as_float((unsigned)h.bits << 16); }

@@ -17,6 +17,8 @@ static const compile_pass choice[] = {
 };
 
 void (*const compile_batch_kernels)(ml_plan *plan) = NULL;
+void (*const compile_join_products)(ml_plan *plan) = NULL;
+void (*const compile_write_keys)(ml_plan *plan) = NULL;
 void (*const compile_offload)(ml_plan *plan, int64_t limit, bool exposed) = NULL;
 const compile_pass_list compile_pass_lists[PASS_LISTS] = {
     [PASSES_GLOBAL] = {global, sizeof global / sizeof *global},
