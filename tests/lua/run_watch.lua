@@ -1,6 +1,6 @@
 -- mlua run --watch: an edit that changes nothing leaves every loss as it is, to the bit; a wider layer begins anew, the others continue, and the old
 -- one is there again when the edit is undone, from memory, not from the run's folder; a layer put before others shifts names, which is printed
--- first. An error, own loops and another batch, seed, dtype, mesh, data or accumulation leave the program running, and say why. The script waits at
+-- first; another optimizer begins with moments of its own. An error, own loops and another batch, seed, dtype, mesh, data or accumulation leave the program running, and say why. The script waits at
 -- steps 10, 20, 30 and 35 for its edits; the run keeps each text of it that ran.
 local check, scratch = require "lib.check", require "lib.scratch"
 local core = require "mlua.core"
@@ -41,7 +41,7 @@ local REFUSED = { -- a text's change, and what is said of it
   { "steps = cfg.steps,", "steps = cfg.steps, accum = 2,", "accum was 1 and is 2" }, { "m.train {.*", "Model()", "the script has no m.train" },
 }
 for i, change in ipairs(REFUSED) do write(("refused-%d.lua"):format(i), (script:gsub(change[1], change[2]))) end
-write("inserted.lua", (script:gsub("m.stack%(2, Block%)", "{ m.rms_norm { A.embed }, Block(), Block() }")))
+write("inserted.lua", (script:gsub("m.stack%(2, Block%)", "{ m.rms_norm { A.embed }, Block(), Block() }"):gsub("m.adamw { lr = 1e%-2 }", "m.lion { lr = 1e-3 }")))
 write("same.lua", script .. "-- no change\n")
 write("wider.lua", (script:gsub("hidden = 32", "hidden = 48")))
 write("drive.sh", [[
@@ -101,7 +101,7 @@ for _, line in ipairs {
   "~ blocks.*.up f32[embed=16, hidden=32] -> f32[embed=16, hidden=48], 2 of them", "1 parameters continue by their names",
   "12 states that the edit leaves out are in host memory for an undo (24.0 KiB)", "they begin anew", "continues run from step-00000020: step 20", "~ blocks.*.up f32[embed=16, hidden=48] -> f32[embed=16, hidden=32]",
   "as they were before an edit left them out: ", "+ blocks.1.gain f32[embed=16]", "+ blocks.3.down f32[hidden=32, embed=16]", "- blocks.1.down f32[hidden=32, embed=16]",
-  "3 parameters continue by their names; what is new (+)", "has no blocks.1.gain, blocks.3.up", "continues run from step-00000035: step 35", "exit 0", "plain exit 0",
+  "3 parameters continue by their names; what is new (+)", "has no blocks.1.gain, blocks.3.up, blocks.3.down, table.lion.m", "continues run from step-00000035: step 35", "exit 0", "plain exit 0",
 } do expect(line) end
 check.equal(text:find("an undo on disk", 1, true), nil)
 for name, version in pairs { ["script.lua"] = "inserted", ["script.lua.before-step-10"] = "same", ["script.lua.before-step-30"] = "wider", ["script.lua.before-step-35"] = "same" } do
