@@ -77,7 +77,7 @@ static json_t *read_stream(char *body) {
         if (strncmp(line, "data: ", 6) != 0 || done) break;
         if (strcmp(line, "data: [DONE]") == 0) done = true;
         if (done) continue;
-        json_t *event = json_loads(line + 6, 0, NULL);
+        json_t *event = json_loads(line + 6, JSON_ALLOW_NUL, NULL);
         const char *piece = json_string_value(json_object_get(choice_of(event), "text"));
         size += (size_t)snprintf(text + size, SERVING_ANSWER - size, "%s", piece ? piece : "");
         if (json_is_string(json_object_get(choice_of(event), "finish_reason"))) {
@@ -95,7 +95,7 @@ static json_t *read_stream(char *body) {
 }
 
 static json_t *read_whole(const char *body) {
-    json_t *answer = json_loads(body, 0, NULL);
+    json_t *answer = json_loads(body, JSON_ALLOW_NUL, NULL);
     const json_t *choice = choice_of(answer);
     json_t *text = json_object_get(choice, "text"),
            *reason = json_object_get(choice, "finish_reason");

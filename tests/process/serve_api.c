@@ -29,7 +29,7 @@ static char *exchange(const serving *s, const char *path, const char *body, int 
 
 static json_t *ask(const serving *s, const char *path, const char *body) {
     char *text = exchange(s, path, body, 200);
-    json_t *value = json_loads(text, 0, NULL);
+    json_t *value = json_loads(text, JSON_ALLOW_NUL, NULL);
     EXPECT(value != NULL, "not JSON: %s", text);
     REQUIRE(value != NULL);
     return value;
@@ -57,7 +57,7 @@ static void refused(const serving *s, const char *body, int status, const char *
     bool chat = strstr(body, "messages") != NULL;
     char *text = exchange(s, chat ? "/v1/chat/completions" : "/v1/completions", body, status);
     EXPECT(strstr(text, word) != NULL, "\"%s\" is not in %s", word, text);
-    json_t *value = json_loads(text, 0, NULL);
+    json_t *value = json_loads(text, JSON_ALLOW_NUL, NULL);
     CHECK(json_is_string(at(value, "error.message")) && json_is_string(at(value, "error.type")));
     CHECK(at(value, "error.param") && at(value, "error.code"));
     json_decref(value);
@@ -187,11 +187,12 @@ static void check_client(const serving *s) {
     char *second = strstr(answer + 1, "HTTP/1.1 200 ");
     REQUIRE(strncmp(answer, "HTTP/1.1 200 ", 13) == 0 && second);
     CHECK(strstr(second, "Transfer-Encoding: chunked") && strstr(second, "text/event-stream"));
-    json_t *first = json_loads(serving_body(answer), JSON_DISABLE_EOF_CHECK, NULL);
+    json_t *first = json_loads(serving_body(answer), JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
     char joined[256] = "";
     char *place, *line = strtok_r(serving_body(second), "\n", &place);
     for (; line && strcmp(line, "data: [DONE]") != 0; line = strtok_r(NULL, "\n", &place)) {
-        json_t *event = strncmp(line, "data: ", 6) == 0 ? json_loads(line + 6, 0, NULL) : NULL;
+        json_t *event =
+            strncmp(line, "data: ", 6) == 0 ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
         EXPECT(event != NULL, "no event: %s", line);
         strncat(joined, text_at(event, "choices.0.text"), sizeof joined - strlen(joined) - 1);
         json_decref(event);
@@ -247,7 +248,7 @@ PROCESS_TEST(serve_inputs) {
                     "{\"prompt\":[\"local <1> = <2>\",\"x\"],\"n\":2,\"seed\":3,\"max_tokens\":6}");
     char *line = (char *)r.output;
     for (int i = 0; i < 2; i++, line = strchr(line, '\n') + 1) {
-        json_t *expected = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL);
+        json_t *expected = json_loads(line, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
         REQUIRE(expected != NULL);
         CHECK_TEXT(text_at(a, i ? "choices.2.text" : "choices.0.text"), text_at(expected, "text"));
         json_decref(expected);
@@ -264,17 +265,19 @@ PROCESS_TEST(serve_inputs) {
 /* ---- Chats ------------------------------------------------------------------------------------*/
 
 static void check_chat_stream(const serving *s) {
-    char *text = exchange(s, "/v1/chat/completions",
-                          "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\","
-                          "\"text\":\"Hi\"}]}],\"model\":\"run\",\"max_tokens\":4,"
-                          "\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
-                          200);
+    char *text =
+        exchange(s, "/v1/chat/completions",
+                 "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\","
+                 "\"text\":\"Hi\"}]}],\"model\":\"run\",\"max_tokens\":4,\"ignore_eos\":true,"
+                 "\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
+                 200);
     int events = 0;
     json_t *last = NULL;
     EXPECT(strstr(text, "data: [DONE]\n\n") != NULL, "%s", text);
     for (char *place, *line = strtok_r(text, "\n", &place);
          line && strcmp(line, "data: [DONE]") != 0; line = strtok_r(NULL, "\n", &place)) {
-        json_t *event = strncmp(line, "data: ", 6) == 0 ? json_loads(line + 6, 0, NULL) : NULL;
+        json_t *event =
+            strncmp(line, "data: ", 6) == 0 ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
         EXPECT(event != NULL, "no event: %s", line);
         CHECK_TEXT(text_at(event, "object"), "chat.completion.chunk");
         if (events++ == 0) CHECK_TEXT(text_at(event, "choices.0.delta.role"), "assistant");
