@@ -5,11 +5,7 @@
 #include "runtime/optimize/optimize.h"
 #include "tests/shard/cases.h"
 
-enum {
-    DRAWS = 8,
-    MORE_DRAWS = 24,
-    FEW_DRAWS = 3 /* of elementwise ops, which are many and alike */
-};
+enum { DRAWS = 24, FEW_DRAWS = 3 /* of elementwise ops, which are many and alike */ };
 
 static int current;
 
@@ -21,9 +17,7 @@ static void name_and_check(fixture *f) {
 
 TEST(shard_ops, drawn_layouts) {
     for (current = 0; current < shard_case_count(); current++) {
-        int draws = ml_ops[shard_case_op(current)].op_class == ML_CLASS_MAP ? FEW_DRAWS
-                    : test_all()                                            ? MORE_DRAWS
-                                                                            : DRAWS;
+        int draws = ml_ops[shard_case_op(current)].op_class == ML_CLASS_MAP ? FEW_DRAWS : DRAWS;
         for (int draw = 0; draw < draws; draw++)
             fixture_run(name_and_check, (uint64_t)(draw * 1000 + current));
     }
