@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/process/support.h"
 
@@ -96,4 +97,17 @@ PROCESS_TEST(vscode_extension_with_the_server) {
     CHECK(strstr(output, "back: true $(symbol-structure) 4.1 k parameters, 64.1 MiB, ") != NULL);
     CHECK(strstr(output, "closed: false\n") != NULL);
     CHECK(strstr(output, "grammar: true\n") != NULL);
+}
+
+PROCESS_TEST(protocol_client_with_the_server) {
+    if (!is_installed(room, "node")) test_skip("no node is installed (apt-get install nodejs)");
+    if (access("editor/vscode/node_modules/vscode-languageserver-protocol", R_OK) != 0)
+        test_skip("vscode-languageserver-protocol is not installed (npm install in editor/vscode)");
+    CHECK_TEXT(run_client(room, "node tests/lsp/protocol.js"),
+               "hover, completion, rename: true true true\n"
+               "diagnostics: 0\n"
+               "hover is markup: true true\n"
+               "completion items: true\n"
+               "diagnostic: true cannot gather along \"vocbb\": the table has no such axis\n"
+               "exit 0\n");
 }
