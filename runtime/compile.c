@@ -230,12 +230,36 @@ static void compile_global(const ml_compile_input *in, ml_plan *plan) {
     passes_run(&c, PASSES_GLOBAL);
 }
 
-static int64_t moment_bytes(const ml_plan *plan);
+/* What the optimizer's program will add, which sets the parameters after all microbatches: two
+ * moments in f32 of each parameter whose gradients the plan sums. */
+static int64_t moment_bytes(const ml_plan *plan) {
+    int64_t bytes = 0;
+    if (plan->roots.microbatches <= 1) return 0;
+    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            const ml_storage *storage = &s->storages.at[i];
+            if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
+            seen[storage->id] = true;
+            const ml_state *state = ml_graph_state(plan->graph, storage->id);
+            ml_type type = state->type;
+            if (state->kind != ML_STATE_GRADIENT) continue;
+            if (plan->layout != NULL) {
+                ml_placements places =
+                    ml_layout_place(plan->layout, plan->graph, &type, ML_STATE_OPTIMIZER,
+                                    state->name != NULL ? state->name : "a sum of gradients");
+                type = ml_layout_local(plan->layout, &type, &places);
+            }
+            bytes += 2 * memory_padded(ml_type_bytes(&type));
+        }
+    }
+    return bytes;
+}
 
 /* As far as the choice asks for it and the peak does not fit beside what is reserved. */
 static void offload(ml_plan *plan, const plan_choice *choice) {
-    int64_t limit = plan->target->memory_bytes;
-    if (plan->roots.microbatches > 1 && plan->rebuild != NULL) limit -= moment_bytes(plan->rebuild);
+    int64_t limit = plan->target->memory_bytes - moment_bytes(plan);
     if (choice->offload == OFFLOAD_NONE || plan->peak_bytes <= limit) return;
     compile_offload(plan, limit, choice->offload == OFFLOAD_ALL);
     log_steps(plan, "offload", "temporaries wait for the backward pass in host memory");
@@ -311,6 +335,14 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
         compile_steps(pipeline->stages[v].plans[i], choice->overlap);
 }
 
+/* The same of a pipeline's stages. */
+static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *choice) {
+    int64_t limit = plan->target->memory_bytes - moment_bytes(plan);
+    if (choice->offload == OFFLOAD_NONE) return;
+    if (plan->peak_bytes > limit)
+        pipeline_offload(plan, coordinate, limit, choice->offload == OFFLOAD_ALL, compile_offload);
+}
+
 static void compile_pipeline(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
     if (shared->pipeline == NULL) {
@@ -324,25 +356,13 @@ static void compile_pipeline(const ml_compile_input *in, ml_plan *plan, const pl
     for (int v = 0; v < plan->pipeline->count; v++)
         if (plan->pipeline->stages[v].planned) compile_stage(plan, v, choice);
     pipeline_plan_end(plan, in->cut->coordinate);
+    offload_pipeline(plan, in->cut->coordinate, choice);
     plan->script_inputs = plan->pipeline->script_inputs;
     plan->may_overflow = plan->pipeline->until > 0;
     plan->hash = shared->hash;
 }
 
 /* ---- 5. memory ---- */
-/* Two moments of each parameter that the plan reads. */
-static int64_t moment_bytes(const ml_plan *plan) {
-    int64_t bytes = 0;
-    const ml_schedule *s = plan->schedule;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind == ML_STORAGE_STATE &&
-            ml_graph_state(s->graph, storage->id)->kind == ML_STATE_PARAMETER)
-            bytes += 2 * storage->bytes;
-    }
-    return bytes;
-}
-
 /* A cache takes at most as much as the parameters that it copies. */
 static int64_t least_states(const ml_plan *plan, bool caches) {
     const int64_t *bytes = plan->state_bytes;
@@ -365,9 +385,7 @@ static void measure(const ml_plan *plan, plan_size *size) {
         size->weight_grad |= p->stages[v].waves.weight_grad;
     }
     size->states = least_states(plan, size->caches);
-    if (plan->roots.microbatches <= 1) return;
-    if (p != NULL) size->moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
-    if (plan->rebuild != NULL) size->moments = moment_bytes(plan->rebuild);
+    size->moments = moment_bytes(plan);
 }
 
 static bool is_pipeline(const ml_compile_input *in) {
@@ -429,7 +447,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
     fit.offloads = compile_offload != NULL && target->host_bytes > 0 && target->memory_bytes > 0 &&
-                   !is_pipeline(in) && !in->roots->often;
+                   !in->roots->often;
     plan_choice first = {.kept = 1};
     first.overlap =
         in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);

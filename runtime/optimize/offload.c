@@ -19,14 +19,11 @@
 #include "runtime/base/machine.h"
 #include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/dependencies.h"
+#include "runtime/plan/host_copies.h"
 #include "runtime/plan/plan_internal.h"
 
 /* Smaller temporaries than this part of the peak stay. */
 enum { SMALL_SHARE = 4096 };
-/* Steps may be faster than planned, so that copies are later: they are planned beside such. */
-static const double FAST = 0.8;
-/* Copies are hidden where computation waits for no more than this share of its time. */
-static const double HIDDEN = 1e-3;
 
 typedef struct {
     uint32_t storage;
@@ -44,7 +41,10 @@ typedef struct {
     ml_schedule *s;
     ml_arena *arena; /* of this planning */
     uint32_t steps;
-    double rate;      /* bytes a second, each way */
+    double rate; /* bytes a second, each way */
+    /* Of copies that the plan has already: bytes of host memory, bytes, seconds. */
+    int64_t host_base, offloaded_base;
+    double seconds_base;
     double *clock;    /* when each step begins, without copies; [steps]: the end */
     int64_t *load;    /* by step, of all temporaries, where none is copied */
     int64_t *changed; /* by step, of what a choice changes in that */
@@ -63,16 +63,6 @@ typedef struct {
 } outcome;
 
 /* ---- What may be copied ---------------------------------------------------------------------- */
-
-static void replay_find(offload *o) {
-    o->clock = ML_NEW_ARRAY(o->arena, double, (size_t)o->steps + 2);
-    for (uint32_t t = 0; t < o->steps; t++) {
-        const ml_collective_step *c = o->s->steps.at[t].collective;
-        bool beside = o->s->steps.at[t].kind == ML_STEP_WAIT || (c != NULL && c->ticket > 0);
-        double seconds = beside ? 0 : FAST * plan_step_seconds(o->s, o->plan->layout, t);
-        o->clock[t + 1] = o->clock[t] + seconds;
-    }
-}
 
 static void load_find(offload *o) {
     o->load = ML_NEW_ARRAY(o->arena, int64_t, (size_t)o->steps + 2);
@@ -100,10 +90,6 @@ static bool gap_find(const offload *o, uint32_t storage, uint32_t peak, candidat
                      .need = u->use[i].step,
                      .peak = peak};
     return true;
-}
-
-static double seconds_of(const offload *o, const candidate *c) {
-    return ml_machine_planned.launch_seconds + (double)c->bytes / o->rate;
 }
 
 static int by_from(const void *left, const void *right) {
@@ -153,7 +139,8 @@ static void candidates_add(offload *o, uint32_t peak, bool exposed) {
             continue;
         double before_it = o->clock[peak] - o->clock[c.from];
         double after_it = o->clock[c.need] - o->clock[peak + 1];
-        c.slack = (before_it < after_it ? before_it : after_it) - seconds_of(o, &c);
+        c.slack =
+            (before_it < after_it ? before_it : after_it) - host_copy_seconds(o->rate, c.bytes);
         if (c.slack > 0 || exposed) o->of[o->count++] = c;
     }
     qsort(o->of + before, o->count - before, sizeof *o->of, by_slack);
@@ -172,18 +159,6 @@ static void candidates_cut(offload *o, uint32_t count) {
 
 /* ---- When ------------------------------------------------------------------------------------ */
 
-/* The first step of [from, to] that begins no earlier than `when`; `to` where none does. */
-static uint32_t step_after(const offload *o, uint32_t from, uint32_t to, double when) {
-    while (from < to) {
-        uint32_t middle = from + (to - from) / 2;
-        if (o->clock[middle] < when)
-            from = middle + 1;
-        else
-            to = middle;
-    }
-    return from;
-}
-
 /* Copies out of the first `count` follow one another, and each has ended before its peak; what they
  * lack of that computation waits for. */
 static double plan_out(offload *o, uint32_t count) {
@@ -192,8 +167,8 @@ static double plan_out(offload *o, uint32_t count) {
         candidate *c = &o->of[i];
         if (c->rank >= count) continue;
         if (now < o->clock[c->from]) now = o->clock[c->from];
-        now += seconds_of(o, c);
-        c->free = step_after(o, c->from, c->peak, now);
+        now += host_copy_seconds(o->rate, c->bytes);
+        c->free = host_copy_step_after(o->clock, c->from, c->peak, now);
         if (now - o->clock[c->peak] > stall) stall = now - o->clock[c->peak];
     }
     return stall;
@@ -213,9 +188,9 @@ static double plan_back(offload *o, uint32_t count) {
         if (*slot != NULL && stall > 0 && (*slot)->back < c->need) (*slot)->back = c->need;
         *slot = c;
         double end = o->clock[c->need] < next ? o->clock[c->need] : next;
-        next = end - seconds_of(o, c);
+        next = end - host_copy_seconds(o->rate, c->bytes);
         if (o->clock[c->peak + 1] - next > stall) stall = o->clock[c->peak + 1] - next;
-        c->back = step_after(o, c->peak + 1, c->need, next);
+        c->back = host_copy_step_after(o->clock, c->peak + 1, c->need, next);
         if (c->back > c->peak + 1 && o->clock[c->back] > next) c->back--;
     }
     return stall;
@@ -231,7 +206,7 @@ static outcome replay(offload *o, uint32_t count) {
         if (c->rank >= count) continue;
         o->changed[c->free] -= memory_padded(c->bytes);
         o->changed[c->back] += memory_padded(c->bytes);
-        out.copied += 2 * seconds_of(o, c);
+        out.copied += 2 * host_copy_seconds(o->rate, c->bytes);
     }
     int64_t change = 0;
     for (uint32_t t = 0; t < o->steps; t++) {
@@ -260,7 +235,7 @@ static uint32_t within_host(const offload *o) {
 static uint32_t most_hidden(offload *o, uint32_t least, uint32_t most) {
     while (least < most) {
         uint32_t middle = least + (most - least + 1) / 2;
-        if (replay(o, middle).stall <= HIDDEN * o->clock[o->steps])
+        if (replay(o, middle).stall <= HOST_COPY_HIDDEN * o->clock[o->steps])
             least = middle;
         else
             most = middle - 1;
@@ -333,42 +308,15 @@ static int by_step(const void *left, const void *right) {
     return a->order < b->order ? -1 : a->order > b->order;
 }
 
-static uint32_t storage_add(ml_schedule *s, ml_storage_kind kind, const ml_storage *like) {
-    const ml_storage made = {.kind = kind, .bytes = like->bytes, .node = like->node};
-    *ML_PUSH(s->arena, &s->storages) = made;
-    return s->storages.count - 1;
-}
-
-/* The storage as an operand: what it holds is of no account. */
-static uint32_t operand_add(ml_schedule *s, uint32_t storage) {
-    const ml_value made = {.type = {.dtype = ML_I32}, .storage = storage};
-    *ML_PUSH(s->arena, &s->values) = made;
-    return s->values.count - 1;
-}
-
 static void step_add(rewriting *w, const event *e) {
     ml_schedule *s = w->o->s;
     const candidate *c = &w->o->of[e->candidate];
     bool back = e->kind == COPY_BACK || e->kind == WAIT_BACK;
     bool waits = e->kind == WAIT_OUT || e->kind == WAIT_BACK;
     const ml_host_copy **copy = &w->copies[2 * e->candidate + back];
-    if (!waits) {
-        ml_host_copy *made = ML_NEW(s->arena, ml_host_copy);
-        *made = (ml_host_copy){.back = back, .ticket = ++w->ticket, .bytes = c->bytes};
-        *copy = made;
-    }
+    if (!waits) *copy = host_copy_new(s, ++w->ticket, back, c->bytes);
     uint32_t device = back ? w->other[e->candidate] : c->storage, host = w->host[e->candidate];
-    ml_step step = {.kind = waits ? ML_STEP_WAIT : ML_STEP_HOST_COPY,
-                    .node = s->storages.at[c->storage].node,
-                    .read_count = waits ? 2 : 1,
-                    .write_count = !waits,
-                    .host_copy = *copy,
-                    .bytes = waits ? 0 : c->bytes};
-    step.values = ML_NEW_ARRAY(s->arena, uint32_t, 2);
-    step.values[0] = operand_add(s, back ? host : device);
-    step.values[1] = operand_add(s, back ? device : host);
-    step.may_alias = ML_NEW(s->arena, uint64_t);
-    *ML_PUSH(s->arena, &w->steps) = step;
+    *ML_PUSH(s->arena, &w->steps) = host_copy_step(s, *copy, waits, device, host);
     arena_block *block = &w->blocks[e->candidate];
     if (e->kind == COPY_OUT) block->first = w->steps.count - 1;
     if (e->kind == WAIT_BACK) block->last = w->steps.count - 1, w->moved[c->storage] = device;
@@ -414,7 +362,7 @@ static event *events_find(const offload *o) {
 static rewriting rewriting_new(offload *o) {
     const uint32_t count = o->count;
     ml_schedule *s = o->s;
-    rewriting w = {.o = o};
+    rewriting w = {.o = o, .ticket = host_copy_tickets(s)};
     w.moved = ML_NEW_ARRAY(o->arena, uint32_t, (size_t)s->storages.count + 1);
     w.clone = ML_NEW_ARRAY(o->arena, uint32_t, (size_t)s->values.count + 1);
     w.host = ML_NEW_ARRAY(o->arena, uint32_t, (size_t)count + 1);
@@ -423,10 +371,10 @@ static rewriting rewriting_new(offload *o) {
     w.blocks = ML_NEW_ARRAY(o->arena, arena_block, (size_t)count + 1);
     for (uint32_t i = 0; i < s->storages.count; i++) w.moved[i] = i;
     for (uint32_t i = 0; i < count; i++) {
-        const ml_storage like = s->storages.at[o->of[i].storage];
-        w.host[i] = storage_add(s, ML_STORAGE_HOST, &like);
-        w.other[i] = storage_add(s, ML_STORAGE_TEMPORARY, &like);
-        w.blocks[i].bytes = memory_padded(like.bytes);
+        const uint32_t storage = o->of[i].storage;
+        w.host[i] = host_copy_storage(s, ML_STORAGE_HOST, storage);
+        w.other[i] = host_copy_storage(s, ML_STORAGE_TEMPORARY, storage);
+        w.blocks[i].bytes = memory_padded(o->of[i].bytes);
     }
     return w;
 }
@@ -444,19 +392,12 @@ static int64_t schedule_rewrite(offload *o) {
     }
     s->steps = w.steps;
     int64_t bytes = arena_assign_offsets(w.blocks, count, s->steps.count, o->arena);
-    for (uint32_t i = 0; i < count; i++) s->storages.at[w.host[i]].offset = w.blocks[i].offset;
-    return bytes;
+    for (uint32_t i = 0; i < count; i++)
+        s->storages.at[w.host[i]].offset = o->host_base + w.blocks[i].offset;
+    return o->host_base + bytes;
 }
 
 /* ---- A plan ---------------------------------------------------------------------------------- */
-
-/* Of a host's memory its GPUs have equal shares. */
-static double host_rate(const ml_target *target) {
-    const ml_machine *m = &ml_machine_planned;
-    int ranks = target->host_ranks > 0 ? target->host_ranks : 1;
-    double link = (double)target->host_bytes, share = m->host_memory_bytes / (2 * ranks);
-    return target->kind == ML_TARGET_CUDA && share < link ? share : link;
-}
 
 /* What a schedule was, where an attempt at it turns out to be too large. */
 typedef struct {
@@ -473,10 +414,12 @@ static void schedule_restore(ml_schedule *s, const unplaced *before) {
 static void plan_accept(offload *o, ml_plan *plan, const outcome *out) {
     const int64_t reach = plan->reach_bytes;
     plan->host_bytes = schedule_rewrite(o);
-    plan->offloaded_bytes = 0;
+    plan->offloaded_bytes = o->offloaded_base;
     for (uint32_t i = 0; i < o->count; i++) plan->offloaded_bytes += o->of[i].bytes;
-    plan->copy_seconds = out->stall + ml_machine_planned.host_beside * out->copied;
-    plan->arena_bytes = ml_memory_assign_offsets(o->s, plan->roots.output_count);
+    plan->copy_seconds =
+        o->seconds_base + out->stall + ml_machine_planned.host_beside * out->copied;
+    plan->arena_bytes =
+        ml_memory_assign_offsets(o->s, plan->pipeline_task ? 0 : plan->roots.output_count);
     memory_account(plan);
     plan->reach_bytes = reach < plan->peak_bytes ? reach : plan->peak_bytes;
 }
@@ -497,9 +440,12 @@ static void offload_body(void *context) {
                  .s = plan->schedule,
                  .arena = call->arena,
                  .steps = plan->schedule->steps.count,
-                 .rate = host_rate(plan->target)};
+                 .rate = host_copy_rate(plan->target),
+                 .host_base = plan->host_bytes,
+                 .offloaded_base = plan->offloaded_bytes,
+                 .seconds_base = plan->copy_seconds};
     if (o.steps == 0 || o.rate <= 0) return;
-    replay_find(&o);
+    o.clock = host_copy_clock(o.s, plan->layout, o.arena);
     load_find(&o);
     step_uses_find(o.s, NULL, o.arena, &o.uses);
     o.of = ML_NEW_ARRAY(o.arena, candidate, (size_t)o.s->storages.count + 1);

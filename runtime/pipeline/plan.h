@@ -43,7 +43,8 @@ typedef struct {
     int overflow_saved; /* the saved value with the flags, f32 for each */
     int overflow_task;  /* the task that computes it */
     int slots;
-    int *slot_of;     /* by microbatch */
+    int *slot_of;       /* by microbatch */
+    int64_t host_bytes; /* of one slot's host memory: what its tasks offload */
     uint32_t *states; /* in a check: those that it reads or assigns, some twice */
     int state_count;
 } pipeline_stage;
@@ -99,6 +100,14 @@ void pipeline_plan_free(struct ml_pipeline_plan *pipeline);
 /* Memory, work and traffic (plan_memory.c): of `coordinate`, or (-1) of the one that needs most
  * memory. A plan of all stages may be asked again, for another coordinate. */
 void pipeline_memory(ml_plan *plan, int coordinate);
+
+/* Where a rank's peak is more than `limit` bytes, values that its tasks save are copied to host
+ * memory (offload_saved.c), then temporaries of its largest tasks (plan_offload): as few as fit,
+ * where computation hides the copies, or, `exposed`, any. Of `coordinate`, or (-1) of all planned
+ * stages; the plan's memory is accounted for anew. */
+typedef void (*pipeline_task_offload)(ml_plan *task, int64_t limit, bool exposed);
+void pipeline_offload(ml_plan *plan, int coordinate, int64_t limit, bool exposed,
+                      pipeline_task_offload offload_task);
 
 /* ---- steps that may have to be repeated (saved_states.c) */
 /* A state that a step assigns, which a repeated step must find as it was before. */

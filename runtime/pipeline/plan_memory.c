@@ -8,7 +8,8 @@
 typedef struct {
     int64_t kinds[ML_MEMORY_KINDS], states[ML_MEMORY_KINDS];
     int64_t arena, library, buffers, once_per_step, saved, peak;
-    double flops;
+    int64_t host, offloaded; /* bytes of host memory; copied there, of a microbatch */
+    double flops, copy_seconds;
     uint32_t step;
 } account;
 
@@ -57,10 +58,13 @@ static void account_rank(accounting *x, int coordinate, account *a) {
         const pipeline_stage *stage = pipeline_representative(pipeline, v);
         a->buffers += stage->tasks.buffer_bytes * pipeline->stages[v].slots;
         a->once_per_step += stage->tasks.once_bytes;
+        a->host += stage->host_bytes * pipeline->stages[v].slots;
         for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, x->seen, a);
             a->flops += part->flops;
+            a->offloaded += part->offloaded_bytes;
+            a->copy_seconds += part->copy_seconds;
             if (part->library_bytes > a->library) a->library = part->library_bytes;
             if (largest == NULL || part->arena_bytes > largest->arena_bytes) largest = part;
         }
@@ -147,7 +151,10 @@ void pipeline_memory(ml_plan *plan, int coordinate) {
     plan->arena_bytes = x.best.arena;
     plan->library_bytes = x.best.library;
     plan->buffer_bytes = x.best.buffers + x.best.once_per_step;
-    plan->peak_bytes = x.best.peak;
+    plan->peak_bytes = plan->reach_bytes = x.best.peak;
+    plan->host_bytes = x.best.host;
+    plan->offloaded_bytes = x.best.offloaded * pipeline->microbatches;
+    plan->copy_seconds = x.best.copy_seconds;
     plan->flops = flops_even(pipeline, x.best.flops, pipeline->coordinate);
     traffic_sum(plan, pipeline->coordinate);
     parts_list(plan, pipeline->coordinate);

@@ -36,6 +36,7 @@ typedef struct {
     uint32_t input;        /* id of the INPUT by which tasks read it; UINT32_MAX where none does */
     int from;              /* the task that computes it, SAVED_GIVEN or SAVED_ONCE_PER_STEP */
     int64_t bytes, offset; /* in its buffer; offsets are multiples of 256 */
+    bool on_host;          /* it waits in host memory (offload_saved.c), and is in no buffer */
 } saved_value;
 
 typedef struct {

@@ -14,11 +14,14 @@ typedef struct {
     bool found;     /* the best fits */
 } search;
 
-/* The cache of parameters may leave too little for the optimizer program, which sets the parameters
- * after all microbatches: its memory, mostly Adam's m and v of each parameter, is reserved beside
- * this program's peak. */
+/* With microbatches, another program sets the parameters after all of them: its states, mostly
+ * Adam's m and v of each parameter, are reserved beside this program's peak. */
+static int64_t limit_of(const search *s) {
+    return s->fit->limit - s->size.moments;
+}
+
 static bool fits(const search *s, const plan_size *size) {
-    return size->peak + (size->caches ? size->moments : 0) <= s->fit->limit;
+    return size->peak <= limit_of(s);
 }
 
 static bool attempt(search *s, const plan_choice *choice) {
@@ -43,8 +46,7 @@ static void search_share(search *s, plan_choice choice, double low, int64_t low_
     const double close = 0.02, margin = 0.05;
     const double all = (double)(high_peak - low_peak);
     for (int i = 0, side = 0; i < most && high_peak > low_peak; i++) {
-        int64_t limit = s->fit->limit - (s->size.caches ? s->size.moments : 0);
-        double width = high - low, left = (double)(limit - low_peak);
+        double width = high - low, left = (double)(limit_of(s) - low_peak);
         if (width < close || left < close * all) return;
         double share = left / (double)(high_peak - low_peak);
         if (share < margin) share = margin;
@@ -95,13 +97,11 @@ static const double WORTH = 1.01; /* a plan that is slower by more is not taken 
 
 /* Without the cache parameters are cast at each use, which may take less time than computing values
  * again. */
-static void search_all(search *s, plan_choice choice, bool caches, bool only_moments, double fast,
-                       int64_t most) {
-    bool found = !only_moments && search_kept(s, choice, most);
+static void search_all(search *s, plan_choice choice, bool caches, double fast, int64_t most) {
+    bool found = search_kept(s, choice, most);
     if (caches && (!found || s->best_size.seconds > WORTH * fast)) {
         choice.param_cache = false;
-        found =
-            (found || only_moments ? search_kept(s, choice, 0) : search_least(s, choice)) || found;
+        found = (found ? search_kept(s, choice, 0) : search_least(s, choice)) || found;
     }
     if (!found && choice.overlap) {
         choice.overlap = false;
@@ -155,19 +155,17 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     search s = {.fit = fit, .best_size = {.peak = INT64_MAX}};
     plan_choice choice = *first;
     attempt(&s, &choice);
-    bool reserves = s.size.weight_grad || s.size.caches;
-    if (s.size.peak + (reserves ? s.size.moments : 0) <= fit->limit) return;
+    if (s.found) return;
     double fast = s.size.seconds;
     int64_t most = s.size.peak;
-    bool caches = s.size.caches, only_moments = caches && most <= fit->limit;
-    bool far = most / 2 > fit->limit || s.size.states > fit->limit;
-    s.found = false; /* it fits without what is to be reserved */
+    bool caches = s.size.caches;
+    bool far = most / 2 > limit_of(&s) || s.size.states > limit_of(&s);
     const int64_t scan = s.size.scan;
     const plan_choice least = {.cheap_everywhere = true,
                                .offload = fit->offloads ? OFFLOAD_ALL : OFFLOAD_NONE};
     const bool least_fits = !far || attempt(&s, &least);
     choice.cheap_everywhere = true;
-    if (least_fits && fit->offloads && !only_moments) {
+    if (least_fits && fit->offloads) {
         choice.offload = OFFLOAD_HIDDEN;
         bool enough = attempt(&s, &choice);
         if (enough && s.size.seconds <= WORTH * fast) goto end;
@@ -180,9 +178,9 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
         if (attempt(&s, &choice)) goto end;
         most = s.size.peak;
     }
-    if (least_fits) search_all(&s, choice, caches, only_moments, fast, most);
+    if (least_fits) search_all(&s, choice, caches, fast, most);
     choice.offload = OFFLOAD_NONE; /* peaks of segments are compared */
-    if (scan > 0 && s.size.states <= fit->limit) search_segments(&s, choice, scan);
+    if (scan > 0 && s.size.states <= limit_of(&s)) search_segments(&s, choice, scan);
 end:
     if (!same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
 }

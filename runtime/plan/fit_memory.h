@@ -27,7 +27,7 @@ typedef struct {
     int64_t reach;    /* what the peak would be with as many copies as computation hides; the peak
                          where there are to be none */
     int64_t states;   /* bytes that the plan of any choice takes, at least */
-    int64_t moments;  /* bytes to reserve for the optimizer program (Adam's m and v) */
+    int64_t moments;  /* bytes to reserve for the program that sets the parameters */
     double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */

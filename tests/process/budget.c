@@ -11,18 +11,18 @@ static double planned(process_room *room, const char *environment, const char *m
     return process_number(r.output, "\"peak_bytes\":") / (1 << 20);
 }
 
-/* At budgets from the least to what the device would take; `copies`: from less than that, for which
- * values wait on the host. */
-static void check_budgets(process_room *room, const char *model, int budgets, bool copies) {
-    const double rounding = 0.01; /* MiB */
+/* At budgets from `part` of the least without copies to what the device would take. */
+static void check_budgets_of(process_room *room, const char *model, int ranks, int budgets,
+                             bool copies, double part) {
+    const double rounding = 0.01, channels = ranks > 1 ? 0.1 : 0; /* MiB */
     double most = planned(room, "", model), least = planned(room, "MLUA_RECOMPUTE=1", model);
     EXPECT(least < most, "%s: the least is %.1f MiB of %.1f", model, least, most);
     const char *first = NULL, *environment = copies ? "MLUA_HOST_LINK=1000000" : "";
-    if (copies) least *= 0.9;
+    least *= part;
     for (int i = 0; i < budgets; i++) {
         double budget = least + (most - least) * i / (budgets - 1) + rounding;
-        process_run(room, 0, environment, "run %s --device cpu --out b%d --memory %.3fMiB", model,
-                    i, budget);
+        process_run(room, 0, environment, "run %s -n %d --device cpu --out b%d --memory %.3fMiB",
+                    model, ranks, i, budget);
         process_result sums =
             process_shell(room, 0, "cat b%d/checkpoints/*/*.safetensors | sha256sum", i);
         if (first == NULL) first = ml_arena_copy(room->arena, sums.output, strlen(sums.output));
@@ -30,8 +30,44 @@ static void check_budgets(process_room *room, const char *model, int budgets, bo
         process_result line =
             process_shell(room, 0, "grep memory_gib b%d/metrics.jsonl; rm -r b%d", i, i);
         double used = 1024 * process_number(line.output, "\"memory_gib\":");
-        EXPECT(used > 0 && used <= budget * 1.02, "%s: %.2f MiB used of %.2f", model, used, budget);
+        EXPECT(used > 0 && used <= budget * 1.02 + channels, "%s: %.2f MiB used of %.2f", model,
+               used, budget);
     }
+}
+
+static void check_budgets(process_room *room, const char *model, int budgets, bool copies) {
+    check_budgets_of(room, model, 1, budgets, copies, copies ? 0.9 : 1);
+}
+
+static const char accumulating[] =
+    "\"$ROOT/models/gpt.lua\" embed=32 heads=2 seq=64 batch=16 accum=4 steps=2 sample=0";
+
+/* Microbatches in flight wait on the host, each in a slot of its own. */
+PROCESS_TEST(memory_budget_of_microbatches) {
+    const char *pipeline = ml_arena_format(room->arena, "%s layers=2 --mesh pp=2", accumulating);
+    check_budgets_of(room, pipeline, 2, 2, true, 1);
+    process_result r = process_run(room, 0, "MLUA_HOST_LINK=1000000",
+                                   "check %s --device cpu --memory 1.5MiB", pipeline);
+    process_expect(&r, "host memory");
+}
+
+static void budgets_of_layouts(process_room *room) {
+    static const char *const layouts[] = {"",
+                                          "--mesh dp=2",
+                                          "--mesh dp=2 --layout preset=fsdp",
+                                          "schedule=zero-bubble --mesh pp=2",
+                                          "schedule=interleaved --mesh pp=2",
+                                          "--mesh pp=2 --dtype bf16",
+                                          "--mesh pp=2,tp=2"};
+    static const int ranks[] = {1, 2, 2, 2, 2, 2, 4};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        check_budgets_of(room,
+                         ml_arena_format(room->arena, "%s layers=4 %s", accumulating, layouts[i]),
+                         ranks[i], BUDGETS, true, 1);
+}
+
+TEST(long, budgets_of_layouts) {
+    process_in_room(budgets_of_layouts);
 }
 
 PROCESS_TEST(memory_budget) {

@@ -77,11 +77,13 @@ static ml_status buffers_load(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_program *owner = program->owner != NULL ? program->owner : program;
     ml_status status = pipeline_buffers_reserve(owner, program->plan->buffer_bytes);
-    char *buffers = owner->microbatch_buffers;
+    char *buffers = owner->microbatch_buffers, *host = program->host;
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         if (!mine(program, v)) continue;
         program->pipeline->stages[v].buffers = buffers;
+        program->pipeline->stages[v].host = host;
         buffers += stage_bytes(&plan->stages[v]);
+        if (host != NULL) host += plan->stages[v].slots * plan->stages[v].host_bytes;
     }
     return status;
 }
@@ -185,7 +187,8 @@ static void pipeline_unload(ml_program *program) {
 /* ---- running ---- */
 static void *storage_address(const ml_program *program, int v, int p, int microbatch,
                              const ml_storage *storage) {
-    const task_set *tasks = &plan_of(program)->stages[v].tasks;
+    const pipeline_stage *stage = &plan_of(program)->stages[v];
+    const task_set *tasks = &stage->tasks;
     int saved = 0;
     switch (storage->kind) {
     case ML_STORAGE_INPUT:
@@ -193,6 +196,9 @@ static void *storage_address(const ml_program *program, int v, int p, int microb
         return saved_address(program, v, microbatch, saved);
     case ML_STORAGE_SAVED:
         return saved_address(program, v, microbatch, tasks->tasks[p].exports[storage->id]);
+    case ML_STORAGE_HOST:
+        return program->pipeline->stages[v].host + stage->slot_of[microbatch] * stage->host_bytes +
+               storage->offset;
     default: return program_address(program, storage);
     }
 }

@@ -24,6 +24,7 @@ ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status st
 
 typedef struct {
     char *buffers;               /* device memory: slots of buffer_bytes each, then once_bytes */
+    char *host;                  /* pinned memory: slots of host_bytes each */
     ml_executable **executables; /* by slot and task; one for all slots where binding is cheap. The
                                     once-per-step task, where there is one, is last */
     bool *bound;
