@@ -323,7 +323,8 @@ static void compile_partition(const ml_compile_input *in, ml_plan *plan) {
 /* A stage: its passes, then its tasks. The half-batch pass does not know stages. */
 static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
     struct ml_pipeline_plan *pipeline = plan->pipeline;
-    pass_context c = {.plan = pipeline_stage_begin(plan, v, choice->param_cache),
+    pass_context c = {.plan =
+                          pipeline_stage_begin(plan, v, choice->param_cache && !plan->roots.mixed),
                       .choice = *choice};
     log_text(plan, ML_LOG_PART, "stage %d of %d", v, pipeline->count);
     c.choice.overlap = false;

@@ -3,6 +3,8 @@
 -- A step's documents, cut at the ends of windows, are placed anew on rows of a few lengths, which groups of 1, 2, 4, ... ranks
 -- compute (runtime/data/placement.h): one program for each row of each size of groups, made ahead. They add to sums of gradients
 -- that each rank has for itself; the update of all ranks adds these up. The loss divides once, by the count of the whole step.
+-- Under pipeline stages the microbatches of a step are of several programs, in one schedule (m.compile's `mixed`), and each rank has
+-- one in each slot of it. Where ranks of ep split the batch, a microbatch has a row for each of them.
 local core = require "mlua.core"
 local m = require "mlua"
 local packing = require "mlua.packing"
@@ -36,9 +38,12 @@ function dynamic.read(o, parts)
   if o.inputs then refuse("m.train's inputs are not placed: it takes documents of data", 'data = "corpus.jsonl", pack = "document"') end
   if o.pack ~= "document" then refuse('documents are what it places: m.train needs pack="document"', 'pack = "document", or a size for cp') end
   local tokens = o.batch.size * o.seq.size
-  local most = math.ceil(tokens / (parts * groups.ranks))
+  local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, groups = {} }
+  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots }
+  if d.slots > 0 then -- no more than two rows of a step's documents are less than half full together
+    d.most_slots = math.ceil((2 * parts + 3) / d.slots) * d.slots
+  end
   local least = 0
   for _, size in ipairs(groups.sizes) do
     d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most, size == 1 and ALONE or TOGETHER) }
@@ -53,7 +58,7 @@ end
 -- The options of a program of rows of `tokens` for each of `ranks` ranks.
 local function row_options(o, ranks, tokens)
   return setmetatable({
-    batch = core.axis(o.batch.name, 1), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
+    batch = core.axis(o.batch.name, o.dynamic.batch), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
   }, { __index = o })
 end
 
@@ -67,6 +72,9 @@ function dynamic.rows(o)
   end
   return list
 end
+
+---The longest row of one rank: its program is the lead of mixed microbatches.
+function dynamic.lead(o, rows) return rows[#o.dynamic.groups[1].lengths] end
 
 ---What mlua check says.
 function dynamic.describe(o)
@@ -106,14 +114,15 @@ function dynamic.check(o, total, count, results, feeds)
   core.check_by_sequence(sums, o.batch, o.seq, feeds.documents, packing.last.apart)
 end
 
-local function hosts_of(seq)
-  local function host() return core.host("i32", 1, seq) end
+local function hosts_of(batch, seq)
+  local function host() return core.host("i32", batch, seq) end
   return { tokens = host(), targets = host(), documents = host(), positions = host() }
 end
 
 ---What core.placement takes: the rows' predicted times, by one table whatever the device, so that all ranks plan alike.
 function dynamic.costs(o, rows)
-  local costs = { ranks = o.dynamic.ranks, groups = {}, rank = core.options().rank // m.context_groups().inner % o.dynamic.ranks }
+  local d = o.dynamic
+  local costs = { ranks = d.ranks, groups = {}, batch = d.batch, slots = d.slots, rank = core.options().rank // m.context_groups().inner % d.ranks }
   for _, row in ipairs(rows) do
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
     local seconds, attention = row.program:cost()
@@ -132,11 +141,12 @@ function dynamic.runner(o, rows, data)
   for _, row in ipairs(rows) do
     by[row.group] = by[row.group] or {}
     by[row.group][row.row] = row
-    row.hosts = hosts_of(row.o.seq.size)
+    row.hosts = hosts_of(d.batch, row.o.seq.size)
   end
   d.costs = costs
   local placement = core.placement(costs)
-  local runner, planned, list, last = { sums = { busiest = 0, mean = 0, computed = 0, tokens = 0 } }, nil, nil, nil
+  local runner, planned, list, facts, last = { sums = { busiest = 0, mean = 0, computed = 0, tokens = 0 } }, nil, nil, nil, nil
+  local lead = dynamic.lead(o, rows).program
   local function run(row, at, step, first)
     placement:fill(at, data.feeds, row.hosts)
     local feeds = { step = step, first = first }
@@ -147,18 +157,19 @@ function dynamic.runner(o, rows, data)
   -- The microbatches of the step that `data` holds.
   function runner.plan()
     if planned == data.held then return end
-    local facts
     list, facts = placement:plan(data.feeds.documents)
     planned = data.held
     for name in pairs(runner.sums) do runner.sums[name] = runner.sums[name] + facts[name] end
   end
   -- Every program once, on filling alone: what is made at a first run is there before step 1.
   function runner.begin()
+    lead:microbatches(1)
     for _, row in ipairs(rows) do run(row, -1, 1, true) end
     last:finish()
   end
   function runner.start(step)
     runner.plan()
+    if d.slots > 0 then lead:microbatches(#list) end
     for i, microbatch in ipairs(list) do run(by[microbatch.group][microbatch.row], microbatch.at, step, i == 1) end
   end
   function runner.finish() last:finish() end
@@ -170,10 +181,12 @@ function dynamic.runner(o, rows, data)
       100 * (1 - s.tokens / s.computed), s.busiest / s.mean))
   end
   -- The windows of an evaluation's batch, which `data` holds, over the groups of the largest size.
-  local windows = hosts_of(o.seq.size)
+  local windows = hosts_of(d.batch, o.seq.size)
   function runner.evaluate(program, ranks, feeds, first)
-    for row = costs.rank // ranks, o.batch.size - 1, d.ranks // ranks do
-      placement:window(row, data.feeds, windows)
+    local step = d.ranks // ranks * d.batch -- windows of all groups at once
+    local all = d.slots > 0 and math.ceil(o.batch.size / step) * step or o.batch.size -- stages: each group as many
+    for row = costs.rank // ranks * d.batch, all - 1, step do
+      if row < o.batch.size then placement:window(row, data.feeds, windows) else placement:fill(-1, data.feeds, windows) end
       for name, host in pairs(windows) do feeds[name] = host end
       feeds.first = first
       program:start(feeds)

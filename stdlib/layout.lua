@@ -229,11 +229,14 @@ local function spread(parts)
   local name = mesh[cp].name
   local what = ('%s="dynamic"'):format(name)
   if not of or of > cp then core.fail(what .. " needs the mesh axis dp before it, whose ranks it groups", { help = 'mesh = { {"dp", 4}, {"cp", "dynamic"} }' }) end
+  local batch, slots, stages = 1, 0, parts.stages -- rows of a microbatch: one for each rank of axes that split the batch too
   for i, axis in ipairs(mesh) do
-    local between = i > of and i < cp
-    if axis.size > 1 and (between or parts.stages and parts.stages.axis == axis.name) then
-      core.fail(("%s is not supported with %s=%d"):format(what, axis.name, axis.size), { help = ("%s=1"):format(axis.name) })
+    local splits_batch = i ~= of and (parts.acts[axis.name] or {})[1] == "batch"
+    if axis.size > 1 and i > of and i < cp and not splits_batch then
+      core.fail(("%s is not supported with %s=%d between"):format(what, axis.name, axis.size), { help = ("%s=1"):format(axis.name) })
     end
+    if splits_batch then batch = batch * axis.size end
+    if axis.size > 1 and stages and stages.axis == axis.name then slots = stages.chunks > 1 and axis.size or 1 end
   end
   local over = parts.acts.dp or {}
   if #over ~= 1 or over[1] ~= "batch" then core.fail(what .. " needs acts.dp to be { \"batch\" }, got { " .. table.concat(over, ", ") .. " }") end
@@ -243,17 +246,17 @@ local function spread(parts)
       core.fail(("%s is not supported where parameters are split over %s"):format(what, axis), { help = "m.layout.megatron{} leaves them whole; with zero = true optimizer states are split" })
     end
   end
-  mesh[of].size, mesh[cp].size = mesh[of].size * mesh[cp].size, 1
+  mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, true
   parts.reshard.dp = nil -- parameters are whole between steps
   local sizes, inner = group_sizes(mesh[of].size), 1
   for i = of + 1, #mesh do inner = inner * mesh[i].size end
-  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner }
+  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots }
   for k = 2, #sizes do
     if #mesh == MOST_MESH then
       for i = k, #sizes do sizes[i] = nil end
       break
     end
-    local axis = { name = name .. sizes[k], size = 1, group = sizes[k], of = "dp" }
+    local axis = { name = name .. sizes[k], size = 1, group = sizes[k] }
     mesh[#mesh + 1] = axis
     parts.acts[axis.name] = parts.acts[name]
   end
@@ -623,9 +626,10 @@ end
 ---@return integer ranks
 function m.rank() return core.options().rank, core.options().ranks end
 
----The groups of ranks of a layout with cp = "dynamic": how many ranks there are, the sizes of groups, and the step from a rank
----of a group to the next; nil of other layouts.
----@return {ranks: integer, sizes: integer[], inner: integer}?
+---The groups of ranks of a layout with cp = "dynamic": how many ranks there are, the sizes of groups, the step from a rank of a group
+---to the next, the rows of a microbatch (ep), and of what a step's number of microbatches is a multiple where pipeline stages want it
+---alike on all ranks (0: they do not); nil of other layouts.
+---@return {ranks: integer, sizes: integer[], inner: integer, batch: integer, slots: integer}?
 function m.context_groups() return current and current.groups or nil end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where

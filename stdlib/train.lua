@@ -101,7 +101,7 @@ function m.train(options)
   local step_program, micro, finish, rows, runner
   if o.dynamic then
     rows, finish = step_of.dynamic_step(o)
-    micro = rows[#o.dynamic.groups[1].lengths].program -- the longest row of one rank
+    micro = dynamic.lead(o, rows).program
   elseif o.accum == 1 then
     step_program = m.step_program(o)
   else

@@ -181,8 +181,8 @@ function step.warn_uneven(accum)
 end
 
 -- The program of a microbatch, which adds to gradient states (or sets them: input `first`), and what applies these. `shape`
--- has batch, seq and accum: o, or under cp = "dynamic" those of a row.
-local function accumulate(o, shape, name)
+-- has batch, seq and accum: o, or under cp = "dynamic" those of a row. `lead`: the program that mixed microbatches began with.
+local function accumulate(o, shape, name, lead)
   local sums, parameters = {}, nil -- of those that the loss reaches
   local loss_sum, loss_count = step.accumulator("accumulated loss", {}), step.accumulator("accumulated count", {})
   local added_sum, weights, totals
@@ -219,7 +219,8 @@ local function accumulate(o, shape, name)
     end
     o.results = results
   end, token_inputs(shape, { step = { dtype = "i64" }, micro = not o.dynamic and { dtype = "i64" } or nil, first = { dtype = "bool" } }), {
-    name = name, training = true, microbatches = not o.dynamic and o.accum or 2, group = shape.group,
+    name = name, training = true, microbatches = o.dynamic and (o.dynamic.most_slots or 2) or o.accum, group = shape.group,
+    mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil,
   })
   local function compile_finish() return m.compile(function(feeds)
     local gradients = {}
@@ -247,8 +248,13 @@ end
 -- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
 function step.dynamic_step(o)
   local rows, finish = dynamic.rows(o), nil
+  local first = dynamic.lead(o, rows)
+  local function make(row, lead)
+    row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens), lead)
+  end
+  make(first)
   for _, row in ipairs(rows) do
-    row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens))
+    if row ~= first then make(row, first.program) end
   end
   return rows, finish()
 end

@@ -93,8 +93,36 @@ for _ = 1, cfg.steps do
   static = static + busiest
 end
 local n = cfg.steps
-print(("%d ranks, sequences up to %d: static cp=%d %.1f ms a step, dynamic %.1f ms, ratio %.3f; with the update of %.1f ms %.3f"):format(
-  groups.ranks, cfg.longest, largest.ranks, 1e3 * static / n, 1e3 * sums.busiest / n, static / sums.busiest, 1e3 * update,
-  (static + n * update) / (sums.busiest + n * update)))
-print(("filling %.1f%%, busiest rank %.3f of the average, %.2f ms a plan"):format(
-  100 * (1 - sums.tokens / sums.computed), sums.busiest / sums.mean, 1e3 * planned / n))
+-- The static throughputs at cp=1 on documents of up to `each` tokens, at the largest size on longer ones.
+local function documents(length, longer)
+  local lengths, left = {}, length
+  while left > 0 do
+    local l = draw()
+    if (l > cfg.each) == longer then
+      l = math.min(l, left)
+      left, lengths[#lengths + 1] = left - l, l
+      longer = false
+    end
+  end
+  return lengths
+end
+local function pairs_of(lengths)
+  local sum = 0
+  for _, l in ipairs(lengths) do sum = sum + l * l end
+  return sum
+end
+local one = costs.groups[1].rows[#costs.groups[1].rows]
+local short, long = 0, 0
+for _ = 1, 2000 do
+  short = short + one.seconds - one.attention * (1 - pairs_of(documents(cfg.each, false)) / cfg.each ^ 2)
+  long = long + static_seconds(documents(cfg.longest, true))
+end
+short, long = short / 2000 * accum + update, long / 2000 * accum + update
+local all, in_long = 0, 0
+for _ = 1, 20000 do
+  local l = draw()
+  all, in_long = all + l, in_long + (l > cfg.each and l or 0)
+end
+local share = in_long / all
+print(("static short %.1f ms a step, long %.1f, share of long %.3f, harmonic %.1f; dynamic is %.3f of it"):format(1e3 * short, 1e3 * long, share,
+  1e3 * ((1 - share) * short + share * long), ((1 - share) * short + share * long) / (sums.busiest / n + update)))

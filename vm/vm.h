@@ -469,6 +469,7 @@ typedef struct {
     ml_plan *plan;       /* owned; check mode only */
     ml_roots roots;      /* these and the arrays below are owned (ml_alloc) */
     int64_t group;       /* ranks that run it by themselves (shard/groups.h); 0: all */
+    ml_program *lead;    /* whose steps its microbatches are of (roots.mixed); NULL: its own */
     ml_type *output_types;
     uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */

@@ -2,7 +2,8 @@
  *
  * A sequence is a document as far as it lies in one window of the batch. The ranks form groups of
  * neighbours: of 1, 2, 4, ... A microbatch is a row of tokens that one group computes, each of its
- * ranks a part of the row; a row is as long as one of a few programs, and filled up at its end. A
+ * ranks a part of the row (under expert parallelism: `batch` rows, one for each rank of that mesh
+ * axis); a row is as long as one of a few programs, and filled up at its end. A
  * sequence gets the smallest group on whose rows it fits; those of larger groups come first, each
  * in the group that is free first, with short sequences in what is left of the row; then
  * the others, longest first, to the rank with the least work. Work is the time of the row's
@@ -10,7 +11,11 @@
  * of them.
  *
  * The result follows from the lengths and the costs alone. The microbatches of a rank are in the
- * order of the plan, and so are those of each group: ranks never wait in a circle. */
+ * order of the plan, and so are those of each group: ranks never wait in a circle.
+ *
+ * Pipeline stages take the microbatches of a step in one order on all ranks (`slots`,
+ * placement_slots.c): then each rank has one microbatch in each slot, and the rows of a slot take
+ * about as long as one another. */
 #ifndef ML_PLACEMENT_H
 #define ML_PLACEMENT_H
 
@@ -18,7 +23,7 @@
 
 #include "runtime/base/memory.h"
 
-enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 8 };
+enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 16 };
 
 /* A program of a group: tokens of each rank, seconds of a run, and the share of these that
  * attention takes where the row is one causal sequence. */
@@ -35,15 +40,21 @@ typedef struct {
     int64_t ranks;
     int count; /* of group sizes, ascending from 1; each divides the next, and all the ranks */
     ml_group_cost group[ML_GROUP_SIZES];
+    int batch; /* rows of a microbatch; 0 is 1 */
+    int slots; /* the number of slots is a multiple of this; 0: there are none */
 } ml_placement_costs;
 
 typedef struct {
     int64_t start, length; /* tokens in the step's rows, one after another */
 } ml_sequence;
 typedef struct {
-    int group, row;            /* positions in the costs */
-    int64_t rank;              /* the first of the group */
     uint32_t first, sequences; /* in ml_step_placement.sequence */
+} ml_placed_row;
+typedef struct {
+    int group, row;     /* positions in the costs */
+    int slot;           /* where there are slots */
+    int64_t rank;       /* the first of the group */
+    uint32_t first_row; /* of `batch` in ml_step_placement.rows */
     double seconds;
 } ml_microbatch;
 
@@ -51,9 +62,11 @@ typedef struct {
 typedef struct {
     ml_sequence *sequence; /* in the order of microbatches */
     uint32_t sequences;
-    ML_VEC(ml_microbatch) microbatches;
-    double *seconds;          /* of each rank */
+    ML_VEC(ml_placed_row) rows;
+    ML_VEC(ml_microbatch) microbatches; /* where there are slots, by slot and rank */
+    double *seconds;                    /* of each rank */
     int64_t tokens, computed; /* of the step; with what fills rows up, summed over ranks */
+    int batch, slots;
 } ml_step_placement;
 
 /* documents[row][column]: equal numbers in a row are one document. Raises where a sequence fits on
@@ -65,8 +78,9 @@ void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const i
 typedef struct {
     int32_t *tokens, *targets, *documents, *positions;
 } ml_token_rows;
-/* Write a microbatch's row of `length` tokens. What fills it up counts in no loss: documents of
- * their own, as short as attention skips at once. */
+/* Write a microbatch's rows of `length` tokens each. What fills them up counts in no loss:
+ * documents of their own with negative numbers, as short as attention skips at once. m: NULL, or
+ * the microbatch; then all is filled up. */
 void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
                        const ml_token_rows *from, int64_t length, const ml_token_rows *to);
 

@@ -305,6 +305,7 @@ ml_status program_build(ml_session *session, const ml_roots *roots, const ml_lay
     ml_program *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     program_enter(session, made);
+    made->lead = session->lead;
     ml_status status = session_plan(session, roots, layout, pipelined, &made->plan);
     if (status == ML_OK && roots->often) status = keep_less(made, roots, layout, pipelined);
     if (status == ML_OK) status = program_agree(made);
@@ -511,6 +512,14 @@ ml_status ml_program_finish(ml_program *program, void *const *outputs) {
         if (outputs != NULL && outputs[i] != NULL) status = program_download(done, i, outputs[i]);
     }
     return status;
+}
+
+ml_status ml_program_microbatches(ml_program *program, int microbatches) {
+    if (program->pipeline == NULL) return ML_OK; /* each is a run of its own */
+    if (microbatches < 1 || microbatches > program->plan->roots.microbatches)
+        return ml_fail(ML_INVALID, "a step of the program has 1 to %d microbatches, got %d",
+                       program->plan->roots.microbatches, microbatches);
+    return staged_programs.microbatches(program, microbatches);
 }
 
 ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs) {

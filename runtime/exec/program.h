@@ -40,8 +40,9 @@ ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool 
 /* Before the layout: which groups of ranks may run programs by themselves (shard/groups.h). */
 void ml_session_set_groups(ml_session *session, const ml_groups *groups);
 const ml_groups *ml_session_groups(const ml_session *session);
-/* Programs that follow are of groups of `size` ranks; 0: of all ranks. */
-ml_status ml_session_use_groups(ml_session *session, int64_t size);
+/* Programs that follow are of groups of `size` ranks; 0: of all ranks. Their microbatches are of
+ * steps of `lead` (NULL: their own): roots.mixed of both. */
+ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *lead);
 const ml_layout *ml_session_layout(const ml_session *session); /* NULL: one rank */
 /* All ranks at once, between two steps: *stop becomes the largest of all ranks. */
 ml_status ml_session_step(ml_session *session, int64_t *stop);
@@ -73,6 +74,9 @@ ml_status ml_program_run(ml_program *program, const void *const *inputs, void *c
  * finish reads the outputs. They lie in the shared arena, so no other program may run between. */
 ml_status ml_program_start(ml_program *program, const void *const *inputs);
 ml_status ml_program_finish(ml_program *program, void *const *outputs);
+/* Of roots.mixed under pipeline stages: the next steps have so many microbatches, each of the
+ * program that is started; all ranks alike. */
+ml_status ml_program_microbatches(ml_program *program, int microbatches);
 
 /* Whether a state holds its initial or a later value already. */
 bool ml_session_has_value(const ml_session *session, uint32_t state);

@@ -64,7 +64,8 @@ const ml_groups *ml_session_groups(const ml_session *session) {
     return &session->groups;
 }
 
-ml_status ml_session_use_groups(ml_session *session, int64_t size) {
+ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *lead) {
+    session->lead = lead;
     session->group_size = size;
     session->group_layout = NULL;
     if (size == 0 || session->ranks.layout == NULL) return ML_OK;

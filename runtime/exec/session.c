@@ -110,8 +110,8 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
                             const ml_layout *layout, bool pipelined, ml_plan **plan) {
     ml_cut cut = {&session->stages, -1};
     if (pipelined && layout != NULL && layout->stages.on && session->everyone != NULL) {
-        cut.coordinate =
-            (int)ml_layout_coordinate(layout, session->ranks.rank, layout->stages.mesh_axis);
+        int64_t rank = session_rank_under(session, layout);
+        cut.coordinate = (int)ml_layout_coordinate(layout, rank, layout->stages.mesh_axis);
     }
     plan_call call = {
         {session->graph, roots, target, layout, pipelined ? &cut : NULL, &session->options}, plan};

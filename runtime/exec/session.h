@@ -25,8 +25,9 @@ struct ml_session {
     ml_layout unbounded; /* the layout without `exchange`: of retries */
     ml_groups groups;
     ml_layout group_layouts[ML_MAX_MESH + 1]; /* of programs of groups, by size; the last: of 1 */
-    int64_t group_size;            /* of the programs that are made next; 0: of all ranks */
-    const ml_layout *group_layout; /* theirs; NULL: one rank */
+    ml_program *lead;                         /* of the programs that are made next; NULL: none */
+    int64_t group_size;                       /* of these; 0: of all ranks */
+    const ml_layout *group_layout;            /* theirs; NULL: one rank */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -51,8 +52,9 @@ struct ml_program {
     uint64_t cache_built_at;       /* the clock of its parameter cache; 0: not computed yet */
     bool holds;                    /* is counted among the holders of its cache */
     struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
-    bool bound;                    /* to the session's present arena */
-    void *inputs;                  /* one block for all inputs, then the coordinates */
+    ml_program *lead;    /* whose steps its microbatches are of (roots.mixed); NULL: its */
+    bool bound;          /* to the session's present arena */
+    void *inputs;        /* one block for all inputs, then the coordinates */
     int64_t coordinates; /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
     void *part;          /* host memory for the largest part of an input; NULL on one rank */
     void *host;          /* memory for offloaded values; NULL: none */
@@ -171,6 +173,8 @@ typedef struct {
     void (*unbind)(ml_program *program);       /* addresses have changed */
     ml_status (*start)(ml_program *program, const void *const *inputs);
     ml_status (*finish)(ml_program *program, void *const *outputs);
+    /* As ml_program_microbatches. */
+    ml_status (*microbatches)(ml_program *program, int microbatches);
     /* A step with the microbatches that are queued; of a retry, those of its owner. */
     ml_status (*step)(ml_program *program);
     /* A state that no program uses yet gets a stage, which will hold it. Raises. */

@@ -238,6 +238,8 @@ typedef struct {
     int kept;         /* the last outputs, which stay where the sharding rule puts them (stage.h) */
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
     bool often;       /* it runs many times before anything sets what it reads */
+    bool mixed;       /* microbatches of other programs are of the same steps, whose number varies:
+                         `microbatches` are the most */
     bool step;        /* of a recurrence: PARAM nodes are its leaves (recurrence.h) */
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. Under

@@ -49,6 +49,12 @@ typedef struct {
     int state_count;
 } pipeline_stage;
 
+/* The schedule of a step with another number of microbatches. */
+struct pipeline_count {
+    ml_pipeline_schedule schedule; /* without actions: the schedule has none for that number */
+    int **slot_of;                 /* by stage; NULL where it is not planned */
+};
+
 struct ml_pipeline_plan {
     int count, microbatches, ranks; /* virtual stages; ranks of the mesh axis */
     const ml_stage_map *map;
@@ -65,6 +71,7 @@ struct ml_pipeline_plan {
     double flops;               /* of all stages, by the costs that balanced them */
     ml_pipeline_problem problem;
     ml_pipeline_schedule schedule;
+    const struct pipeline_count *counts; /* by microbatches; NULL: their number does not vary */
     int64_t until;              /* pipeline_overflow_time */
     struct state_reads *begins; /* by state: saved_states.c; NULL until it is needed */
     int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
@@ -93,6 +100,10 @@ void pipeline_plan_begin(ml_plan *plan, const struct ml_pipeline_plan *partition
 ml_plan *pipeline_stage_begin(ml_plan *plan, int stage, bool once_per_step);
 void pipeline_stage_split(ml_plan *plan, int stage);
 void pipeline_plan_end(ml_plan *plan, int coordinate);
+
+/* The steps that follow have so many microbatches: of a program whose roots are `mixed`, at most as
+ * many as it was planned for. Raises where the schedule has no such step. */
+void pipeline_set_microbatches(ml_plan *plan, int microbatches);
 
 /* The plan of a stage's once-per-step task, of a stage of `coordinate`; NULL where it has none. */
 const ml_plan *pipeline_once_per_step(const struct ml_pipeline_plan *pipeline, int stage);

@@ -233,6 +233,40 @@ static void slots_find(sharing *s) {
             pipeline_slots_assign(s->pipeline, v, s->arena);
 }
 
+/* The schedule and the slots for `count` microbatches; the pipeline keeps the most slots and
+ * messages in flight of all counts. */
+static void count_make(sharing *s, int count, struct pipeline_count *out) {
+    pipeline_plan *pipeline = s->pipeline;
+    ml_pipeline_schedule *schedule = &pipeline->schedule, most = *schedule;
+    pipeline->problem.microbatches = pipeline->microbatches = count;
+    ml_pipeline_schedule_build(&pipeline->problem, s->arena, schedule);
+    for (int i = 0; i < pipeline->channel_count; i++)
+        if (most.in_flight[i] > schedule->in_flight[i]) schedule->in_flight[i] = most.in_flight[i];
+    out->slot_of = ML_NEW_ARRAY(s->arena, int *, (size_t)pipeline->count);
+    for (int v = 0; v < pipeline->count; v++) {
+        pipeline_stage *stage = &pipeline->stages[v];
+        if (s->coordinate >= 0 && !stage->planned) continue;
+        int slots = stage->slots;
+        pipeline_slots_assign(pipeline, v, s->arena);
+        out->slot_of[v] = stage->slot_of;
+        if (slots > stage->slots) stage->slots = slots;
+    }
+    out->schedule = *schedule;
+}
+
+/* Steps of other programs' microbatches too, whose number varies: all counts up to the most, which
+ * the plan has in the end. */
+static void counts_make(sharing *s) {
+    pipeline_plan *pipeline = s->pipeline;
+    int most = pipeline->microbatches, chunks = pipeline->count / pipeline->ranks;
+    struct pipeline_count *counts = ML_NEW_ARRAY(s->arena, struct pipeline_count, (size_t)most + 1);
+    for (int count = 1; count <= most; count++)
+        if (chunks == 1 || count % pipeline->ranks == 0) count_make(s, count, &counts[count]);
+    for (int count = 1; count <= most; count++)
+        counts[count].schedule.in_flight = pipeline->schedule.in_flight;
+    pipeline->counts = counts;
+}
+
 void pipeline_partition(ml_graph *global, const ml_roots *roots, const ml_layout *layout,
                         ml_stage_map *map, int coordinate, ml_arena *arena, pipeline_plan **out) {
     sharing s = {.arena = arena, .graph = global, .layout = layout, .coordinate = coordinate};
@@ -252,6 +286,7 @@ void pipeline_partition(ml_graph *global, const ml_roots *roots, const ml_layout
     sums_make(&s);
     schedule_make(&s);
     slots_find(&s);
+    if (roots->mixed) counts_make(&s);
 }
 
 void pipeline_partition_free(pipeline_plan *pipeline) {
@@ -372,6 +407,17 @@ static void messages_locate(ml_plan *plan) {
                                  pipeline->channels[m->channel].from_task)
             ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
     }
+}
+
+void pipeline_set_microbatches(ml_plan *plan, int microbatches) {
+    pipeline_plan *pipeline = plan->pipeline;
+    if (pipeline->microbatches == microbatches) return;
+    const struct pipeline_count *count = pipeline->counts ? &pipeline->counts[microbatches] : NULL;
+    if (count == NULL || count->schedule.actions == NULL)
+        ml_raise(ML_INVALID, "the schedule has no step of %d microbatches", microbatches);
+    pipeline->problem.microbatches = pipeline->microbatches = microbatches;
+    pipeline->schedule = count->schedule;
+    for (int v = 0; v < pipeline->count; v++) pipeline->stages[v].slot_of = count->slot_of[v];
 }
 
 void pipeline_plan_end(ml_plan *plan, int coordinate) {

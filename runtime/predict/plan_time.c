@@ -200,13 +200,36 @@ static void predict_body(void *context) {
     call->out->exposed += spread;
 }
 
-void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
+static void microbatch_body(void *context) {
+    const prediction_call *call = context;
+    const struct ml_pipeline_plan *p = call->plan->pipeline;
+    for (int rank = 0; rank < p->ranks; rank++) {
+        ml_prediction own = {0};
+        for (int v = rank; v < p->count; v += p->ranks) {
+            const pipeline_stage *stage = pipeline_representative(p, v);
+            for (int i = 0; i < stage->task_count && stage->plans != NULL; i++)
+                task_seconds(call->rates, stage->plans[i], 1, call->scratch, &own);
+        }
+        if (own.seconds > call->out->seconds) *call->out = own;
+    }
+}
+
+static void predict_by(const ml_rates *rates, const ml_plan *plan, void (*body)(void *),
+                       ml_prediction *out) {
     *out = (ml_prediction){0};
     prediction_call call = {rates, plan, ml_arena_new(), out};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while predicting a step");
-    ml_status status = ml_protect(predict_body, &call);
+    ml_status status = ml_protect(body, &call);
     ml_arena_free(call.scratch);
     if (status != ML_OK) ml_raise_last();
+}
+
+void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
+    predict_by(rates, plan, predict_body, out);
+}
+
+void predict_microbatch(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
+    predict_by(rates, plan, plan->pipeline ? microbatch_body : predict_body, out);
 }
 
 /* Shares of the sum's time. */

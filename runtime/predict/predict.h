@@ -40,6 +40,9 @@ double predict_collective(const ml_rates *rates, const ml_target *target, const 
                           int axis, int64_t ranks, double bytes, bool begins);
 /* A program, with all its microbatches where it is cut into stages. Raises. */
 void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out);
+/* Of a program that is cut into stages, one microbatch on the rank that takes longest, of those
+ * that the plan has; another program's run. Raises. */
+void predict_microbatch(const ml_rates *rates, const ml_plan *plan, ml_prediction *out);
 /* Adds `times` runs of one to another. */
 void predict_add(ml_prediction *sum, const ml_prediction *one, double times);
 

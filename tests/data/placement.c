@@ -45,21 +45,27 @@ static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int
 /* Each token of the step is in one microbatch, and each microbatch on a row that is long enough. */
 static void check_complete(const ml_placement_costs *costs, const ml_step_placement *p,
                            ml_arena *arena) {
+    int64_t batch = p->batch;
     unsigned char *seen = ML_NEW_ARRAY(arena, unsigned char, p->tokens);
     int64_t wrong = 0, missing = 0;
     for (uint32_t i = 0; i < p->microbatches.count; i++) {
         const ml_microbatch *m = &p->microbatches.at[i];
         const ml_group_cost *group = &costs->group[m->group];
-        int64_t used = 0;
+        int64_t longest = 0;
         wrong += m->rank % group->ranks != 0 || m->rank + group->ranks > costs->ranks;
-        wrong += i > 0 && m->group > m[-1].group; /* larger groups come first */
-        for (uint32_t k = 0; k < m->sequences; k++) {
-            const ml_sequence *s = &p->sequence[m->first + k];
-            for (int64_t t = 0; t < s->length; t++) wrong += seen[s->start + t]++;
-            used += s->length;
+        wrong += !p->slots && i > 0 && m->group > m[-1].group; /* larger groups come first */
+        for (int64_t e = 0; e < batch; e++) {
+            const ml_placed_row *row = &p->rows.at[m->first_row + (uint32_t)e];
+            int64_t used = 0;
+            for (uint32_t k = 0; k < row->sequences; k++) {
+                const ml_sequence *s = &p->sequence[row->first + k];
+                for (int64_t t = 0; t < s->length; t++) wrong += seen[s->start + t]++;
+                used += s->length;
+            }
+            longest = used > longest ? used : longest;
         }
-        wrong += used > group->row[m->row].tokens * group->ranks;
-        wrong += m->row > 0 && used <= group->row[m->row - 1].tokens * group->ranks;
+        wrong += longest > group->row[m->row].tokens * group->ranks;
+        wrong += m->row > 0 && longest <= group->row[m->row - 1].tokens * group->ranks;
     }
     for (int64_t t = 0; t < p->tokens; t++) missing += !seen[t];
     CHECK_EQ_INT(wrong, 0);
@@ -105,6 +111,47 @@ TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
     ml_arena_free(arena);
 }
 
+/* Every rank has one microbatch in each slot, whose times are nearly alike, and so are those of the
+ * ranks over all slots. Three rows a microbatch as one. */
+TEST(data, a_placement_in_slots_has_each_rank_once_in_each) {
+    static const struct {
+        int64_t ranks, longest;
+        int sizes, batch, multiple;
+        double most_uneven, most_filling;
+    } cases[] = {{1, 2048, 1, 1, 1, 0, 0.1},
+                 {2, 4096, 2, 1, 1, 0.04, 0.1},
+                 {8, 8192, 3, 3, 4, 0.04, 0.12},
+                 {64, 8192, 3, 1, 1, 0.03, 0.1}};
+    ml_arena *arena = ml_arena_new();
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const int64_t most = 2048, microbatches = 8, ranks = cases[c].ranks;
+        int64_t rows = ranks * cases[c].batch * microbatches * most / cases[c].longest, wrong = 0;
+        ml_placement_costs costs = costs_of(ranks, most, cases[c].sizes);
+        costs.batch = cases[c].batch, costs.slots = cases[c].multiple;
+        double uneven = 0, filling = 0;
+        for (unsigned seed = 1; seed <= 5; seed++) {
+            ml_arena_reset(arena);
+            int32_t *documents = draw_documents(arena, seed, rows, cases[c].longest);
+            ml_step_placement p;
+            ml_placement_make(arena, &costs, documents, rows, cases[c].longest, &p);
+            check_complete(&costs, &p, arena);
+            int64_t at = 0; /* of the ranks of all slots, one after another */
+            for (uint32_t i = 0; i < p.microbatches.count; i++) {
+                const ml_microbatch *m = &p.microbatches.at[i];
+                wrong += m->slot * ranks + m->rank != at;
+                at += costs.group[m->group].ranks;
+            }
+            wrong += at != p.slots * ranks || p.slots % costs.slots != 0;
+            uneven += imbalance(&costs, &p) / 5;
+            filling += (1 - (double)p.tokens / (double)p.computed) / 5;
+        }
+        CHECK_EQ_INT(wrong, 0);
+        CHECK(uneven <= cases[c].most_uneven);
+        CHECK(filling <= cases[c].most_filling);
+    }
+    ml_arena_free(arena);
+}
+
 /* Ranks without sequences begin their sums, too; a row is filled up with what no loss counts. */
 TEST(data, a_placement_fills_rows_up) {
     ml_placement_costs costs = costs_of(4, 64, 1);
@@ -118,14 +165,16 @@ TEST(data, a_placement_fills_rows_up) {
     ml_placement_make(arena, &costs, documents, 1, 16, &p);
     CHECK_EQ_INT(p.microbatches.count, 4);
     int64_t sequences = 0;
-    for (uint32_t i = 0; i < 4; i++) sequences += p.microbatches.at[i].sequences;
+    for (uint32_t i = 0; i < 4; i++) sequences += p.rows.at[i].sequences;
     CHECK_EQ_INT(sequences, 2);
     const ml_microbatch *m = p.microbatches.at;
-    while (m->sequences == 0 || p.sequence[m->first].length != 11) m++;
+    const ml_placed_row *row = p.rows.at;
+    while (row[m->first_row].sequences == 0 || p.sequence[row[m->first_row].first].length != 11)
+        m++;
     ml_placement_fill(&p, m, &(ml_token_rows){tokens, targets, documents, positions}, 16,
                       &(ml_token_rows){out[0], out[1], out[2], out[3]});
     for (int i = 0; i < 11; i++)
         CHECK(out[0][i] == 5 + i && out[1][i] == 6 + i && out[2][i] == 0 && out[3][i] == i);
-    for (int i = 11; i < 16; i++) CHECK(out[1][i] == -1 && out[2][i] > 0);
+    for (int i = 11; i < 16; i++) CHECK(out[1][i] == -1 && out[2][i] < 0);
     ml_arena_free(arena);
 }

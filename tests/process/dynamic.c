@@ -56,6 +56,9 @@ static void drawn_batches(process_room *room) {
         "accum=4 -n 6 --mesh cp=6",
         "accum=8 -n 8 --mesh cp=8 --layout cp=dynamic,zero=true",
         "accum=2 -n 8 --mesh dp=2,cp=2,tp=2",
+        "accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic,schedule=zero-bubble",
+        "accum=4 -n 8 --mesh pp=2,cp=2,tp=2",
+        "accum=4 -n 6 --mesh pp=2,dp=3 --layout cp=dynamic,zero=true",
         "accum=8 -n 4 --mesh cp=4 recurrent=true steps=50"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
         write_documents(room, (unsigned)i + 1);
@@ -79,6 +82,15 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
     compare("recurrences", many.output, one.output);
 }
 
+/* The microbatches of a pipeline are of several programs, and their number varies by steps. */
+PROCESS_TEST(dynamic_context_in_stages) {
+    write_documents(room, 5);
+    process_result one = process_run(room, 0, "", TRAIN "steps=3");
+    process_result many =
+        process_run(room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic");
+    compare("stages", many.output, one.output);
+}
+
 /* A rank that dies between two steps of groups is named as in any layout. */
 PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     write_documents(room, 99);
@@ -89,6 +101,6 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
 
-TEST(long, dynamic_context_of_1050_drawn_batches) {
+TEST(long, dynamic_context_of_1500_drawn_batches) {
     process_in_room(drawn_batches);
 }

@@ -101,20 +101,18 @@ static void read_stages(lua_State *L, int spec, ml_layout *layout) {
     stages->microbatches = (int)vm_integer(L, -1, "the microbatches of a pipeline");
 }
 
-/* The mesh axes that are of groups of ranks: {name=, size = 1, group=, of = "dp"}, the last ones.
- */
+/* The mesh axis whose ranks form groups, {name=, size=, grouped = true}, and those of sizes of
+ * groups: {name=, size = 1, group=}, the last ones. */
 static void read_groups(lua_State *L, int mesh, const ml_layout *layout, ml_groups *groups) {
     for (int i = 0; i < layout->count; i++) {
         lua_rawgeti(L, mesh, i + 1);
         if (lua_getfield(L, -1, "group") == LUA_TNUMBER) {
             if (groups->count == 0) groups->first = i;
             groups->size[groups->count++] = lua_tointeger(L, -1);
-            lua_getfield(L, -2, "of");
-            while (strcmp(layout->axis[groups->of].name, luaL_checkstring(L, -1)) != 0)
-                groups->of++;
-            lua_pop(L, 1);
         }
-        lua_pop(L, 2);
+        lua_getfield(L, -2, "grouped");
+        if (lua_toboolean(L, -1)) groups->of = i;
+        lua_pop(L, 3);
     }
 }
 

@@ -68,6 +68,8 @@ static int core_placement(lua_State *L) {
     lua_pushvalue(L, 1);
     p->costs.ranks = integer_of(L, "ranks");
     p->rank = integer_of(L, "rank");
+    p->costs.batch = (int)integer_of(L, "batch");
+    p->costs.slots = (int)integer_of(L, "slots");
     lua_getfield(L, -1, "groups");
     p->costs.count = (int)vm_table_length(L, lua_gettop(L));
     if (p->costs.count < 1 || p->costs.count > ML_GROUP_SIZES)
@@ -126,12 +128,13 @@ static int placement_plan(lua_State *L) {
         sum += p->plan.seconds[r];
         if (p->plan.seconds[r] > busiest) busiest = p->plan.seconds[r];
     }
-    lua_createtable(L, 0, 5);
+    lua_createtable(L, 0, 6);
     vm_set_number(L, "busiest", busiest);
     vm_set_number(L, "mean", sum / (double)p->costs.ranks);
     vm_set_integer(L, "tokens", p->plan.tokens);
     vm_set_integer(L, "computed", p->plan.computed);
     vm_set_integer(L, "microbatches", p->plan.microbatches.count);
+    vm_set_integer(L, "slots", p->plan.slots);
     return 2;
 }
 
@@ -154,7 +157,8 @@ static int placement_fill(lua_State *L) {
     placement *p = check_placement(L);
     int64_t at = vm_integer(L, 2, "the microbatch"), all, length;
     ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
-    ml_microbatch nothing = {0}, *m = &nothing; /* at < 0: a row of filling */
+    const ml_microbatch *m = NULL; /* at < 0: rows of filling */
+    length /= p->costs.batch;
     if (at >= 0) {
         if (at >= p->plan.microbatches.count) vm_fail(L, NULL, "there is no such microbatch");
         m = &p->plan.microbatches.at[at];
@@ -168,15 +172,18 @@ static int placement_fill(lua_State *L) {
 }
 
 static int placement_window(lua_State *L) {
-    check_placement(L);
+    placement *p = check_placement(L);
     int64_t row = vm_integer(L, 2, "the row"), all, length;
     ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
-    if (row < 0 || length < 1 || row >= all / length) vm_fail(L, NULL, "there is no such row");
-    size_t bytes = sizeof(int32_t) * (size_t)length;
-    memcpy(to.tokens, from.tokens + row * length, bytes);
-    memcpy(to.targets, from.targets + row * length, bytes);
-    memcpy(to.documents, from.documents + row * length, bytes);
-    memcpy(to.positions, from.positions + row * length, bytes);
+    int64_t rows = p->costs.batch, each = length / rows;
+    if (row < 0 || each < 1 || row >= all / each) vm_fail(L, NULL, "there is no such row");
+    if (row + rows > all / each) rows = all / each - row;
+    if (rows < p->costs.batch) ml_placement_fill(&p->plan, NULL, &from, each, &to);
+    size_t bytes = sizeof(int32_t) * (size_t)(rows * each);
+    memcpy(to.tokens, from.tokens + row * each, bytes);
+    memcpy(to.targets, from.targets + row * each, bytes);
+    memcpy(to.documents, from.documents + row * each, bytes);
+    memcpy(to.positions, from.positions + row * each, bytes);
     return 0;
 }
 
@@ -242,9 +249,12 @@ static const vm_entry functions[] = {
      "node counts, between which nodes were made that keep documents apart"},
     {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},
     {"placement", core_placement,
-     "costs: {ranks: integer, rank: integer, groups: table} -> Placement",
+     "costs: {ranks: integer, rank: integer, batch: integer, slots: integer, groups: table} -> "
+     "Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
-     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending"},
+     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; batch: rows of a microbatch; "
+     "slots: "
+     "each rank has one microbatch in each slot, whose number is a multiple of this (0: none)"},
     {0}};
 static const vm_entry methods[] = {
     {"plan", placement_plan, "documents: Host -> table[], table",
@@ -252,10 +262,9 @@ static const vm_entry methods[] = {
      "and row in the costs, and `at` for fill; and the seconds of the busiest rank and the mean, "
      "tokens, and those with what fills rows up"},
     {"fill", placement_fill, "at: integer, from: table<string, Host>, to: table<string, Host>",
-     "write a microbatch's row: tokens, targets, documents and positions; below 0: one of filling "
-     "alone"},
+     "write a microbatch's rows: tokens, targets, documents and positions; below 0: filling alone"},
     {"window", placement_window, "row: integer, from: table<string, Host>, to: table<string, Host>",
-     "copy a row of a step as it is"},
+     "copy rows of a step as they are, as many as a microbatch has"},
     {0}};
 
 void vm_placement_register(lua_State *L) {

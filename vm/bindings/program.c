@@ -205,9 +205,9 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
 static void make_program(lua_State *L, vm_program *p) {
     ml_session *session = vm_of(L)->session;
     vm_start_device(L);
-    vm_check(L, ml_session_use_groups(session, p->group));
+    vm_check(L, ml_session_use_groups(session, p->group, p->lead));
     ml_status status = ml_program_new(session, &p->roots, &p->program);
-    vm_check(L, ml_session_use_groups(session, 0));
+    vm_check(L, ml_session_use_groups(session, 0, NULL));
     vm_check(L, status);
     check_inputs(L, p);
     vm_find_ranges(L, p);
@@ -219,9 +219,9 @@ static void plan_program(lua_State *L, vm_program *p) {
     ml_vm *vm = vm_of(L);
     if (vm->options->facts) known_write_pending(L);
     known_confine_plan();
-    vm_check(L, ml_session_use_groups(vm->session, p->group));
+    vm_check(L, ml_session_use_groups(vm->session, p->group, NULL));
     explain_plan(L, &p->roots, &p->plan);
-    vm_check(L, ml_session_use_groups(vm->session, 0));
+    vm_check(L, ml_session_use_groups(vm->session, 0, NULL));
     dry_note_program(L, p->plan);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
     lua_pushvalue(L, 2);
@@ -230,8 +230,8 @@ static void plan_program(lua_State *L, vm_program *p) {
 }
 
 static int core_program(lua_State *L) {
-    static const char *const known[] = {"name",         "inputs", "outputs", "updates",
-                                        "microbatches", "often",  "group",   NULL};
+    static const char *const known[] = {"name",  "inputs", "outputs", "updates", "microbatches",
+                                        "often", "group",  "mixed",   NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -265,6 +265,12 @@ static int core_program(lua_State *L) {
     if (vm_option(L, 1, "often")) p->roots.often = lua_toboolean(L, 3);
     lua_settop(L, 2);
     if (vm_option(L, 1, "group")) p->group = vm_integer(L, 3, "a program's group");
+    lua_settop(L, 2);
+    if (vm_option(L, 1, "mixed")) {
+        const vm_program *lead = vm_to_program(L, 3);
+        p->roots.mixed = true;
+        p->lead = lead ? lead->program : NULL;
+    }
     lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
     lua_settop(L, 2);
@@ -464,16 +470,33 @@ typedef struct {
 
 static void predict_cost(void *argument) {
     cost_call *call = argument;
-    predict_plan(ml_rates_of("h100"), call->plan, &call->prediction);
+    predict_microbatch(ml_rates_of("h100"), call->plan, &call->prediction);
 }
 
 /* By one table whatever the device: all ranks and runs see the same. */
+/* The largest of all ranks': each stage's ranks plan that stage alone. */
+static double most_of_ranks(lua_State *L, double seconds) {
+    ml_comm *comm = vm_of(L)->options->comm;
+    int64_t least = -(int64_t)(seconds * 1e12);
+    if (comm) vm_check(L, ml_comm_least(comm, &least));
+    return -1e-12 * (double)least;
+}
+
 static int program_cost(lua_State *L) {
     cost_call call = {.plan = vm_program_plan(check_program(L))};
     vm_protect(L, predict_cost, &call);
-    lua_pushnumber(L, call.prediction.seconds);
-    lua_pushnumber(L, call.prediction.busy[PREDICT_ATTENTION]);
+    double seconds = call.prediction.seconds, attention = call.prediction.busy[PREDICT_ATTENTION];
+    bool staged = call.plan->pipeline != NULL;
+    lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
+    lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
     return 2;
+}
+
+static int program_microbatches(lua_State *L) {
+    vm_program *p = check_program(L);
+    int count = read_microbatches(L, 2);
+    if (p->program) vm_check(L, ml_program_microbatches(p->program, count));
+    return 0;
 }
 
 static int program_bubble(lua_State *L) {
@@ -505,7 +528,7 @@ static int program_tostring(lua_State *L) {
 static const vm_entry functions[] = {
     {"program", core_program,
      "options: {name: string, inputs: Tensor[], outputs: "
-     "table<string, Tensor>, updates: table, group: integer} -> Program",
+     "table<string, Tensor>, updates: table, group: integer, mixed: boolean|Program} -> Program",
      "compile outputs and updates of states into a program"},
     {0}};
 static const vm_entry methods[] = {
@@ -518,7 +541,10 @@ static const vm_entry methods[] = {
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
     {"cost", program_cost, "-> number, number",
-     "seconds of a run by the table of an H100, and those of its attention: to compare programs"},
+     "seconds of a run, or of a microbatch on the slowest pipeline rank, by the table of an H100, "
+     "and those of its attention: to compare programs"},
+    {"microbatches", program_microbatches, "count: integer",
+     "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},
     {0}};
 

@@ -30,7 +30,8 @@ static ml_status wait_for_device(const ml_program *program) {
  * with the CPU's are not timed. */
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
-    if (program->plan->pipeline->microbatches == 1 || program->session->device->options.check)
+    if (program->plan->roots.mixed || program->plan->pipeline->microbatches == 1 ||
+        program->session->device->options.check)
         return false;
     if (profile != NULL && profile->stores) return ml_profile_mode(profile) == ML_RUN_WHOLE;
     return ml_profile_mode(profile) == ML_RUN_PLAIN;

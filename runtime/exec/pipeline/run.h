@@ -23,12 +23,14 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
 
 typedef struct {
-    char *buffers;               /* device memory: slots of buffer_bytes each, then once_bytes */
     char *host;                  /* pinned memory: slots of host_bytes each */
+    int64_t offset, stride;      /* of its slots in the buffers' memory, once_bytes behind them */
     ml_executable **executables; /* by slot and task; one for all slots where binding is cheap. The
                                     once-per-step task, where there is one, is last */
+    int executable_count;
     bool *bound;
-    int first_flag; /* of a microbatch's row of overflow flags: the first of this stage's */
+    ml_program **user; /* by slot: the program whose microbatch used it last; of a lead */
+    int first_flag;    /* of a microbatch's row of overflow flags: the first of this stage's */
 } stage_run;
 
 /* A copy of a state from the beginning of a step. */
@@ -38,11 +40,15 @@ typedef struct {
     bool taken;   /* in this step */
 } state_copy;
 
+/* A step of mixed microbatches has those of several programs, which differ in sizes alone. Its lead
+ * is the one that was made first: the schedule, slots, channels and buffers of the step are its. */
 struct pipeline_run {
-    stage_run *stages; /* by virtual stage */
-    ml_channel **
-        comm_channels; /* by channel; NULL where this rank is neither end; of a retry its owner's */
-    int *messages;     /* those of the plan that this rank sends or receives, in order */
+    ml_program *lead;           /* of its steps: itself, or another program */
+    ml_program **of;            /* of a lead: by microbatch of the step */
+    stage_run *stages;          /* by virtual stage */
+    ml_channel **comm_channels; /* by channel; NULL where this rank is neither end */
+    bool own_channels;          /* no other program's, such as those of its owner or lead */
+    int *messages;              /* those of the plan that this rank sends or receives, in order */
     int message_count;
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch; likewise */
     int64_t feed_bytes; /* of one microbatch */
@@ -68,11 +74,41 @@ static inline const struct ml_pipeline_plan *plan_of(const ml_program *program) 
 static inline bool mine(const ml_program *program, int stage) {
     return plan_of(program)->stages[stage].planned;
 }
-char *saved_address(const ml_program *program, int stage, int microbatch, int saved);
+/* The program of a microbatch of the step. */
+static inline ml_program *program_at(const ml_program *lead, int microbatch) {
+    return lead->pipeline->of[microbatch];
+}
+/* Slots of a stage, and executables of its tasks. */
+static inline int slots_of(const ml_program *program, int stage) {
+    return plan_of(program->pipeline->lead)->stages[stage].slots;
+}
+static inline int executable_count(const ml_program *program, int stage) {
+    return program->pipeline->stages[stage].executable_count;
+}
+static inline int slot_at(const ml_program *program, int stage, int microbatch) {
+    return plan_of(program->pipeline->lead)->stages[stage].slot_of[microbatch];
+}
+static inline char *saved_in_slot(const ml_program *program, int stage, int slot, int saved) {
+    const ml_program *lead = program->pipeline->lead;
+    const ml_program *memory = lead->owner != NULL ? lead->owner : lead;
+    const stage_run *at = &lead->pipeline->stages[stage];
+    const saved_value *value = &plan_of(program)->stages[stage].tasks.saved[saved];
+    if (value->from == SAVED_ONCE_PER_STEP) slot = slots_of(program, stage);
+    return (char *)memory->microbatch_buffers + at->offset + slot * at->stride + value->offset;
+}
+static inline char *saved_address(const ml_program *program, int stage, int microbatch, int saved) {
+    return saved_in_slot(program, stage, slot_at(program, stage, microbatch), saved);
+}
 
 /* ---- run.c */
 
 ml_status pipeline_step(ml_program *program);
+
+/* ---- load.c: rows of the table (session.h) */
+
+ml_status pipeline_load(ml_program *program);
+ml_status pipeline_connect(ml_program *program);
+void pipeline_unload(ml_program *program);
 
 /* ---- retry.c: rows of the table (session.h) */
 

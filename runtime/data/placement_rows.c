@@ -1,0 +1,148 @@
+/* Microbatches of a placement row by row, and what they take. */
+#include "runtime/data/placement_internal.h"
+
+/* ---- Loads ----------------------------------------------------------------------------------- */
+
+static bool before(const loads *l, int64_t a, int64_t b) {
+    if (l->seconds[a] < l->seconds[b]) return true;
+    return l->seconds[a] == l->seconds[b] && a < b;
+}
+
+void loads_sift(loads *l, int64_t at) {
+    for (int64_t child; (child = 2 * at + 1) < l->count; at = child) {
+        if (child + 1 < l->count && before(l, l->heap[child + 1], l->heap[child])) child++;
+        if (!before(l, l->heap[child], l->heap[at])) return;
+        int64_t swapped = l->heap[at];
+        l->heap[at] = l->heap[child];
+        l->heap[child] = swapped;
+    }
+}
+
+/* ---- Work ------------------------------------------------------------------------------------ */
+
+/* Query-key pairs of the queries [from, to) of a sequence that begins at `start`. */
+static double pairs(int64_t start, int64_t length, int64_t from, int64_t to) {
+    if (from < start) from = start;
+    if (to > start + length) to = start + length;
+    if (to <= from) return 0;
+    return 0.5 * (double)(to - from) * (double)(from + to + 1 - 2 * start);
+}
+
+/* Query-key pairs of the rank of a group that has most of them. Rank r has blocks r and 2 n - 1 - r
+ * of 2 n (runtime/ops/attention: traded halves). */
+static double most_pairs(const planner *p, const ml_placed_row *row, int64_t ranks, int64_t half) {
+    double most = 0;
+    for (int64_t r = 0; r < ranks; r++) {
+        double sum = 0;
+        int64_t start = 0, low = r * half, high = (2 * ranks - 1 - r) * half;
+        for (uint32_t i = 0; i < row->sequences; i++) {
+            int64_t length = p->out->sequence[row->first + i].length;
+            sum += pairs(start, length, low, low + half);
+            sum += pairs(start, length, high, high + half);
+            start += length;
+        }
+        if (sum > most) most = sum;
+    }
+    return most;
+}
+
+static double seconds_of(const planner *p, const ml_microbatch *m) {
+    const ml_group_cost *group = &p->costs->group[m->group];
+    const ml_row_cost *row = &group->row[m->row];
+    double most = 0;
+    double whole = (double)row->tokens * (double)row->tokens * (double)group->ranks / 2;
+    for (int e = 0; e < p->out->batch; e++) {
+        const ml_placed_row *placed = &p->out->rows.at[m->first_row + (uint32_t)e];
+        double sum = most_pairs(p, placed, group->ranks, row->tokens / 2);
+        if (sum > most) most = sum;
+    }
+    return row->seconds - row->attention * (1 - most / whole);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* The number of the longest free sequence of at most `room` tokens among those of one rank;
+ * p->count: none. */
+static uint32_t longest_within(planner *p, int64_t room) {
+    uint32_t low = 0, high = p->count; /* descending: the first that fits */
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (p->all[middle].sequence.length > room)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (low < p->count && p->all[low].shorter != low) {
+        uint32_t next = p->all[low].shorter;
+        if (next < p->count && p->all[next].shorter != next)
+            p->all[low].shorter = p->all[next].shorter;
+        low = next;
+    }
+    return low;
+}
+
+int row_for(const ml_group_cost *group, int64_t tokens) {
+    int row = 0;
+    while (row + 1 < group->count && group->row[row].tokens * group->ranks < tokens) row++;
+    return row;
+}
+
+ml_microbatch *microbatch_begin(planner *p, int group, int64_t rank) {
+    ml_microbatch *m = ML_PUSH(p->arena, &p->out->microbatches);
+    *m = (ml_microbatch){.group = group, .rank = rank, .first_row = p->out->rows.count};
+    return m;
+}
+
+void row_begin(planner *p) {
+    *ML_PUSH(p->arena, &p->out->rows) = (ml_placed_row){.first = p->out->sequences};
+}
+
+void row_append(planner *p, ml_microbatch *m, uint32_t i) {
+    ml_placed_row *row = &p->out->rows.at[p->out->rows.count - 1];
+    int64_t used = p->all[i].sequence.length;
+    for (uint32_t k = 0; k < row->sequences; k++) used += p->out->sequence[row->first + k].length;
+    int needed = row_for(&p->costs->group[m->group], used);
+    if (needed > m->row) m->row = needed;
+    p->out->sequence[p->out->sequences++] = p->all[i].sequence;
+    p->all[i].shorter = i + 1;
+    row->sequences++;
+}
+
+void microbatch_end(planner *p, ml_microbatch *m) {
+    while (p->out->rows.count < m->first_row + (uint32_t)p->out->batch) row_begin(p);
+    const ml_group_cost *group = &p->costs->group[m->group];
+    m->seconds = seconds_of(p, m);
+    p->out->computed += group->row[m->row].tokens * group->ranks * p->out->batch;
+}
+
+void ranks_load(planner *p, const ml_microbatch *m) {
+    int64_t ranks = p->costs->group[m->group].ranks;
+    for (int64_t r = 0; r < ranks; r++) p->out->seconds[m->rank + r] += m->seconds;
+}
+
+/* The next sequence from `i` on that needs groups of size number g. */
+static uint32_t next_long(const planner *p, int g, uint32_t i) {
+    while (i < p->count && p->all[i].group != g) i++;
+    return i;
+}
+
+uint32_t long_rows(planner *p, int g, uint32_t i, ml_microbatch **made) {
+    const ml_group_cost *group = &p->costs->group[g];
+    *made = NULL;
+    i = next_long(p, g, i);
+    if (i == p->count) return i;
+    int row = row_for(group, p->all[i].sequence.length);
+    ml_microbatch *m = *made = microbatch_begin(p, g, 0);
+    for (int e = 0; e < p->out->batch; e++) {
+        int64_t room = group->row[row].tokens * group->ranks;
+        row_begin(p);
+        uint32_t next = i < p->count ? i : longest_within(p, room);
+        if (i < p->count) i = next_long(p, g, i + 1);
+        for (; next < p->count; next = longest_within(p, room)) {
+            room -= p->all[next].sequence.length;
+            row_append(p, m, next);
+        }
+    }
+    microbatch_end(p, m);
+    return i;
+}
