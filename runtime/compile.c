@@ -371,15 +371,34 @@ static int64_t least_states(const ml_plan *plan, bool caches) {
            bytes[ML_MEMORY_OPTIMIZER];
 }
 
+static double part_seconds(const ml_plan *part) {
+    const ml_schedule *s = part->schedule;
+    double seconds = part->copy_seconds;
+    for (uint32_t t = 0; t < s->steps.count; t++) seconds += plan_step_seconds(s, part->layout, t);
+    return seconds;
+}
+
+/* Of a rank's stages for one microbatch, with a part of what is computed once a step. */
+static double rank_seconds(const struct ml_pipeline_plan *p, int rank) {
+    double seconds = 0;
+    for (int v = rank; v < p->count; v += p->ranks) {
+        const pipeline_stage *stage = &p->stages[v];
+        for (int i = 0; i < stage->plan_count; i++)
+            seconds +=
+                part_seconds(stage->plans[i]) / (i < stage->tasks.count ? 1 : p->microbatches);
+    }
+    return seconds;
+}
+
 static void measure(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
     size->reach = plan->reach_bytes;
-    size->seconds = plan->copy_seconds;
-    for (int i = 0; i < plan->part_count; i++) {
-        const ml_schedule *s = plan->parts[i]->schedule;
-        for (uint32_t t = 0; t < s->steps.count; t++)
-            size->seconds += plan_step_seconds(s, plan->layout, t);
+    for (int i = 0; p == NULL && i < plan->part_count; i++)
+        size->seconds += part_seconds(plan->parts[i]);
+    for (int r = 0; p != NULL && r < p->ranks; r++) { /* the slowest of those that are planned */
+        double seconds = rank_seconds(p, r);
+        if (seconds > size->seconds) size->seconds = seconds;
     }
     for (int v = p ? p->coordinate : 0; p && v < p->count; v += p->ranks) {
         size->caches |= pipeline_once_per_step(p, v) != NULL;

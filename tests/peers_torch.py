@@ -5,8 +5,9 @@ AdamW. One GPU. A step ends when its loss is known, as mlua's does; the next bat
 Prints one JSON line: tokens/s of the median step, peak memory, seconds to the first step, losses.
 --compile blocks compiles the block once and the head, in about 12 s; model the whole model as one graph, in up to a
 minute and a half: as fast on an H200 (gpt2-124m 538,000 and 536,000 tokens/s, moe-8x 44,000 and 43,000).
+--memory 0.5 lets each compiled part keep that share of its activations (activation_memory_budget): the rest is computed again.
 --stream bf16 rounds the residual stream to bf16, as FSDP2's mixed precision does, and is 1 to 3 % faster; autocast alone leaves it in f32.
-usage: python3 tests/peers_torch.py MODEL -B batch -T seq --data FILE-OF-U16-TOKENS [--steps 15] [--compile blocks] [--stream f32]
+usage: python3 tests/peers_torch.py MODEL -B batch -T seq --data FILE-OF-U16-TOKENS [--steps 15] [--compile blocks] [--stream f32] [--memory 1]
        python3 tests/peers_torch.py linear-scan    a scan with one decay a position, beside gpu_linear_scan/times
        python3 tests/peers_torch.py lstm    an LSTM layer's milliseconds, beside gpu_loop/times
        python3 tests/peers_torch.py elementwise-scan    h' = a h + b, beside gpu_recurrence/times
@@ -21,6 +22,7 @@ import time
 
 START = time.time()
 import torch
+import torch._functorch.config
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -179,6 +181,7 @@ def train(args):
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+    torch._functorch.config.activation_memory_budget = args.memory
     if args.compile == "model":
         model.compile()
     elif args.compile == "blocks":
@@ -417,6 +420,7 @@ def main():
     parser.add_argument("-T", type=int, required=True, help="seq")
     parser.add_argument("--data", required=True, help="a file of u16 tokens")
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--memory", type=float, default=1, help="share of the activations that a compiled part may keep (activation_memory_budget)")
     parser.add_argument("--compile", default="blocks", choices=["model", "blocks", "none"])
     parser.add_argument("--stream", default="f32", choices=["f32", "bf16"], help="dtype of the residual stream")
     args = parser.parse_args()
@@ -432,7 +436,7 @@ def main():
     if not all(math.isfinite(x) for x in losses):
         raise SystemExit(f"peers_torch.py: {args.model}: a loss is not finite: {losses}")
     print(json.dumps(dict(
-        peer="torch " + torch.__version__, model=args.model, compile=args.compile, tok_s_gpu=round(tokens_per_s),
+        peer="torch " + torch.__version__, model=args.model, compile=args.compile, memory=args.memory, tok_s_gpu=round(tokens_per_s),
         peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 2), import_s=round(IMPORT_SECONDS, 2),
         first_step_s=round(first, 2), loss_first=round(losses[0], 4), loss_last=round(losses[-1], 4))))
 

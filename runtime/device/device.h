@@ -60,6 +60,9 @@ typedef struct {
      * where any serves. */
     ml_status (*pin)(ml_device *device, int64_t bytes, void **memory);
     void (*unpin)(ml_device *device, void *memory);
+    /* The seconds of a copy of so many bytes to such memory, of one back, and of both at once, the
+     * fastest of a few; NULL where there is no such memory. */
+    ml_status (*time_host_copies)(ml_device *device, int64_t bytes, double seconds[3]);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */

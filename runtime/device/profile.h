@@ -41,6 +41,9 @@ typedef struct {
     double copy_bytes; /* a second, read + written */
     double gemm_flops; /* a second, of large products in the usual type */
     int64_t gemm_size; /* of the square matrices that reached it */
+    /* Bytes a second between the device and pinned host memory: out, back, and each way where both
+     * go on at once; 0: computation uses the host's memory itself. */
+    double host_out, host_back, host_both;
 } ml_ceilings;
 
 typedef struct {

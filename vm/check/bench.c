@@ -193,6 +193,16 @@ static void measure_attention(bench *b) {
     b->rates.score_share = 1;
 }
 
+/* Copies to pinned memory and back, alone and both at once. */
+static void measure_host(bench *b) {
+    const int64_t bytes = (int64_t)256 << 20;
+    double seconds[3];
+    if (b->device->ops->time_host_copies == NULL) return;
+    ML_CHECK(b->device->ops->time_host_copies(b->device, bytes, seconds));
+    double *rate[] = {&b->found.host_out, &b->found.host_back, &b->found.host_both};
+    for (int i = 0; i < 3; i++) *rate[i] = (double)bytes / (seconds[i] > 1e-9 ? seconds[i] : 1e-9);
+}
+
 /* On a GPU the table's numbers, by what this card reaches of them; on a CPU what was measured, and
  * what is not measured in proportion. */
 static void rates_of_gpu(bench *b) {
@@ -202,6 +212,7 @@ static void rates_of_gpu(bench *b) {
     double products = b->found.gemm_flops / table->wave_flops;
     double memory = b->found.copy_bytes / table->copy_bytes;
     b->rates = *table;
+    if (b->found.host_both > 0) b->rates.host_bytes = b->found.host_both;
     b->rates.units = b->device->target.multiprocessors;
     b->rates.copy_bytes *= memory;
     b->rates.memory_bytes *= memory;
@@ -228,6 +239,7 @@ static void bench_body(void *context) {
     bench *b = context;
     measure_copy(b);
     measure_gemm(b);
+    measure_host(b);
     if (b->device->target.kind == ML_TARGET_CUDA)
         rates_of_gpu(b);
     else
@@ -342,7 +354,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 }
 
 /* ---- What was measured before ---- */
-static const uint64_t MAGIC = 0x32686365626d6c; /* "lmbech2" */
+static const uint64_t MAGIC = 0x33686365626d6c; /* "lmbech3" */
 
 /* The model and what else decides its speed; what is free of its memory today does not. */
 static ml_status entry_key(const char *name, int ordinal, uint64_t key[2]) {

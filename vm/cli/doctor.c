@@ -33,6 +33,9 @@ static bool bench_device(const char *title, const char *device) {
            title, found.copy_bytes * 1e-9, ml_dtypes[ml_bench_dtype(device)].name,
            found.gemm_flops * 1e-12, (long long)found.gemm_size, (long long)found.gemm_size,
            (long long)found.gemm_size);
+    if (found.host_both > 0)
+        printf("%-12s %.1f GB/s to pinned host memory, %.1f back, %.1f each way at once\n", "",
+               found.host_out * 1e-9, found.host_back * 1e-9, found.host_both * 1e-9);
     fflush(stdout);
     return true;
 }

@@ -168,6 +168,7 @@ const ml_device_ops ml_device_cuda = {
     .unstage = cuda_unstage,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
+    .time_host_copies = cuda_time_host_copies,
     .wait = cuda_wait,
     .load = cuda_load,
     .bind = cuda_bind,

@@ -105,6 +105,7 @@ void cuda_unstage(ml_device *device);
 /* cuda_host_copy.c: likewise. */
 ml_status cuda_pin(ml_device *device, int64_t bytes, void **memory);
 void cuda_unpin(ml_device *device, void *memory);
+ml_status cuda_time_host_copies(ml_device *device, int64_t bytes, double seconds[3]);
 void cuda_host_copy_close(cuda_device *device);
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
 ml_status cuda_wait_for(cuda_device *device, CUevent event);
