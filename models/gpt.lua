@@ -10,7 +10,7 @@ local m = require "mlua"
 
 local cfg = m.config {
   layers = 6, embed = 384, heads = 6, ffn = 0, vocab = 256, positions = 0, eps = 1e-5, seq = 256, batch = 16, accum = 1, steps = 300,
-  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", reshard = true, schedule = "1f1b", data = "", sample = 300,
+  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, grad_dtype = "f32", dropout = 0.0, seed = 1, layout = "megatron", reshard = true, schedule = "1f1b", data = "", sample = 300,
   presets = {
     demo = { layers = 4, embed = 256, heads = 4, seq = 128, batch = 16, steps = 200, lr = 2e-3, warmup = 40 },
     ["gpt2-124m"] = { layers = 12, embed = 768, heads = 12, vocab = 50304, seq = 1024, batch = 64, lr = 6e-4, warmup = 2000, steps = 38000, sample = 0 },
@@ -103,7 +103,7 @@ end
 
 local model = GPT()
 m.train {
-  model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,
+  model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, grad_dtype = cfg.grad_dtype,
   data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
   layout = m.layout[cfg.layout] { sp = true, zero = true, reshard = cfg.reshard, schedule = cfg.schedule }, -- mesh axes are 1 unless --mesh sizes them
 }

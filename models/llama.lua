@@ -10,7 +10,7 @@ local m = require "mlua"
 local cfg = m.config {
   layers = 6, embed = 384, heads = 6, kv_heads = 2, ffn = 1024, vocab = 256, seq = 256, batch = 16, accum = 1, steps = 300,
   head_dim = 0, tied = true, qkv_bias = false, qk_norm = false, window = 0, window_from = 0, rope_scaling = "", positions = 0, eps = 1e-5, -- head_dim 0: embed / heads
-  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, rope_base = 500000.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "", sample = 300,
+  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, grad_dtype = "f32", rope_base = 500000.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "", sample = 300,
   presets = {
     demo = { layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 704, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
     ["llama-1b"] = {
@@ -99,7 +99,7 @@ Llama.hf = { -- parameters and tensors (stdlib/hf_views.lua)
 
 local model = Llama()
 m.train {
-  model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,
+  model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, grad_dtype = cfg.grad_dtype,
   data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
   layout = m.layout[cfg.layout] { sp = true, zero = true, schedule = cfg.schedule }, -- mesh axes are 1 unless --mesh sizes them
 }

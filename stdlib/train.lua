@@ -37,6 +37,7 @@ local tokenizer_files = require "mlua.tokenizer_files"
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off
+---@field grad_dtype? string "f32" (default), or "bf16": gradients are rounded, of each microbatch, before their norm and the optimizer
 ---@field loss_scale? number with --dtype f16, the scale of the mean loss at first; default 65536
 ---@field eval_every? integer steps between evaluations; 0: none
 ---@field eval_batches? integer of an evaluation; default 8

@@ -9,7 +9,7 @@ local universal = require "mlua.universal"
 local options = {}
 
 local OPTIONS = {
-  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "pack", "accum", "clip",
+  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "pack", "accum", "clip", "grad_dtype",
   "loss_scale", "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout", "generate",
 }
 
@@ -51,6 +51,7 @@ local KINDS = {
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
   loss_scale = { "a power of two, 1 or more", function(x) return type(x) == "number" and x >= 1 and x < math.huge and math.log(x, 2) % 1 == 0 end },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
+  grad_dtype = { '"f32" or "bf16"', function(x) return x == "f32" or x == "bf16" end },
   data = { "a file's name, or what m.corpus gives", is_data }, eval_data = { "a file's name, or what m.corpus gives", is_data },
   tokenizer = { "the file of a tokenizer", function(x) return type(x) == "string" end },
   pack = { '"concat" or "document"', function(x) return x == "concat" or x == "document" end },

@@ -129,7 +129,7 @@ local function differentiate(o, loss, parameters)
     if core.is_zero(g) then
       missed[#missed + 1] = parameters[i]:name()
     else
-      trained[#trained + 1], gradients[#gradients + 1] = parameters[i], g
+      trained[#trained + 1], gradients[#gradients + 1] = parameters[i], o.grad_dtype == "bf16" and g:cast("bf16"):cast("f32") or g
     end
   end
   if o.model then check_others(o, loss, parameters) end

@@ -3,7 +3,10 @@
 #include "runtime/base/divisor.h"
 
 enum { MAX_SLICES = 256 };
-static const int64_t SLICE_BYTES = (int64_t)1 << 30; /* of dS; twice this for a smallest slice */
+/* Bytes of dS of a slice: as few as keep a GPU busy, more where that takes too many slices; the
+ * smallest slice, one K/V head of one sample, may have up to the last. */
+static const int64_t SLICE_BYTES = (int64_t)1 << 28, MOST_BYTES = (int64_t)1 << 30;
+static const double SMALLEST_SLICE_BYTES = 0x1p31;
 
 const char *ml_attention_refused(const ml_attention_step *a) {
     if (a->no_cudnn) return "MLUA_CUDNN=0";
@@ -30,15 +33,23 @@ static double slice_bytes(const ml_attention_step *a) {
     return 2.0 * (double)(a->heads / a->kv_heads) * (double)a->seq * (double)a->kv_seq;
 }
 
-bool ml_attention_slices(const ml_attention_step *a, int64_t *batch_slices, int64_t *head_slices) {
+/* Whether slices of at most `most` bytes are few enough. */
+static bool cut(const ml_attention_step *a, int64_t most, int64_t *batch_slices,
+                int64_t *head_slices) {
     const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2];
     const double each = slice_bytes(a), sample = each * (double)a->kv_heads;
-    if (each > 2.0 * (double)SLICE_BYTES) return false;
-    const bool whole = sample <= (double)SLICE_BYTES; /* a slice has all heads of its samples */
-    *batch_slices = whole ? slices_of(samples, SLICE_BYTES / (int64_t)sample) : samples;
-    *head_slices = whole ? 1 : slices_of(a->kv_heads, SLICE_BYTES / (int64_t)each);
+    const bool whole = sample <= (double)most; /* a slice has all heads of its samples */
+    *batch_slices = whole ? slices_of(samples, most / (int64_t)sample) : samples;
+    *head_slices = whole ? 1 : slices_of(a->kv_heads, most / (int64_t)each);
     if (*batch_slices == 0 || *batch_slices > MAX_SLICES || *head_slices == 0) return false;
     return *batch_slices * *head_slices <= MAX_SLICES;
+}
+
+bool ml_attention_slices(const ml_attention_step *a, int64_t *batch_slices, int64_t *head_slices) {
+    if (slice_bytes(a) > SMALLEST_SLICE_BYTES) return false;
+    for (int64_t most = SLICE_BYTES; most <= MOST_BYTES; most *= 2)
+        if (cut(a, most, batch_slices, head_slices)) return true;
+    return false;
 }
 
 /* Row sums; a gradient of K and V for each query head where heads share; dS, or dQ in f32. */

@@ -4,19 +4,23 @@
 #include "codegen/lower/library.h"
 #include "tests/test.h"
 
-/* The slices of cuDNN's gradient: the fewest whose dS fits 1 GiB, 2 GiB for a smallest one. */
+/* The slices of cuDNN's gradient: the fewest whose dS fits 256 MiB, where these are too many 512
+ * MiB or 1 GiB; 2 GiB for a smallest one. */
 static bool slices_by_search(const ml_attention_step *a, int64_t *batch, int64_t *heads) {
     const double gib = 1 << 30;
     const double each = 2.0 * (double)(a->heads / a->kv_heads * a->seq * a->kv_seq);
     const int64_t samples = a->batch[0];
-    *batch = *heads = 1;
-    while (*batch < samples &&
-           (samples % *batch || each * (double)(a->kv_heads * (samples / *batch)) > gib))
-        ++*batch;
-    while (each * (double)a->kv_heads > gib && *heads < a->kv_heads &&
-           (a->kv_heads % *heads || each * (double)(a->kv_heads / *heads) > gib))
-        ++*heads;
-    return each <= 2 * gib && *batch * *heads <= 256;
+    for (double most = gib / 4; most <= gib; most *= 2) {
+        *batch = *heads = 1;
+        while (*batch < samples &&
+               (samples % *batch || each * (double)(a->kv_heads * (samples / *batch)) > most))
+            ++*batch;
+        while (each * (double)a->kv_heads > most && *heads < a->kv_heads &&
+               (a->kv_heads % *heads || each * (double)(a->kv_heads / *heads) > most))
+            ++*heads;
+        if (*batch * *heads <= 256) return each <= 2 * gib;
+    }
+    return false;
 }
 
 TEST(lower, slices_of_attention) {
