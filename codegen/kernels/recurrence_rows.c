@@ -28,7 +28,7 @@ typedef struct {
     int positions;
     recurrence_text *operands; /* by read */
     bool unrolled; /* nothing is wide: slices and histories of a stage are in registers */
-    ml_text first, copy, preload, begin, save, replay, work, flush, last;
+    ml_text first, copy, preload, begin, save, slices, replay, work, flush, last;
 } printer;
 
 static const ml_value *value_of(const printer *p, int i) {
@@ -92,8 +92,9 @@ static int ring_add(printer *p, int i, int64_t elements) {
     return at;
 }
 
-/* Slices by asynchronous copies: `width` elements side by side at each position. */
-static void declare_ringed(printer *p, int i, int64_t width, const char *index) {
+/* Slices by asynchronous copies: `width` elements side by side at each position. Where they begin
+ * in a stage. */
+static int declare_ringed(printer *p, int i, int64_t width, const char *index) {
     const ml_value *v = value_of(p, i);
     int bytes = ml_dtypes[v->type.dtype].bytes, copies = (int)(width * bytes / RECURRENCE_COPY);
     int at = ring_add(p, i, width * p->positions);
@@ -105,10 +106,20 @@ static void declare_ringed(printer *p, int i, int64_t width, const char *index) 
                 copies, copies, at, i, (long long)(recurrence_stride(v, p->r.axis) * bytes),
                 copies);
     p->operands[i].text = slice_load(p, i, at, index);
-    if (!p->unrolled) return;
+    if (!p->unrolled) return at;
     ml_text_add(&p->first, "%s in%d[POSITIONS];\n", emit_compute_type(dtype_of(p, i)), i);
     ml_text_add(&p->preload, "in%d[u] = %s;\n", i, p->operands[i].text);
     p->operands[i].text = ml_arena_format(p->text.arena, "in%d[u]", i);
+    return at;
+}
+
+/* A slice that all rows share: N elements, which a thread loads several at once. */
+static void declare_shared_slice(printer *p, int i) {
+    const int at = declare_ringed(p, i, p->rows.size, "u * N + e");
+    if (dtype_of(p, i) != ML_BF16 && dtype_of(p, i) != ML_F32) return;
+    ml_text_add(&p->slices, "float in%d[N];\nload_slice(in%d, (const %s *)(slot + %d) + u * N);\n",
+                i, i, emit_memory_type(dtype_of(p, i)), at);
+    p->operands[i].text = ml_arena_format(p->text.arena, "in%d[e]", i);
 }
 
 static void declare_input(printer *p, int i) {
@@ -123,7 +134,7 @@ static void declare_input(printer *p, int i) {
     bool whole = p->rows.size * ml_dtypes[v->type.dtype].bytes % RECURRENCE_COPY == 0;
     if (p->operands[i].wide && whole && recurrence_stride(v, last_axis(p)) == 0 &&
         recurrence_copies(v, p->r.axis, rows, p->rows.axis)) {
-        declare_ringed(p, i, p->rows.size, "u * N + e");
+        declare_shared_slice(p, i);
         return;
     }
     declare_pointer(p, i, false);
@@ -389,6 +400,7 @@ static void set_parameters(printer *p, int64_t blocks) {
     template_set_text(t, "PRELOAD", or_empty(&p->preload));
     template_set_text(t, "BEGIN", or_empty(&p->begin));
     template_set_text(t, "SAVE", or_empty(&p->save));
+    template_set_text(t, "SLICES", or_empty(&p->slices));
     template_set_text(t, "REPLAY", or_empty(&p->replay));
     template_set_text(t, "WORK", or_empty(&p->work));
     template_set_text(t, "FLUSH", or_empty(&p->flush));
@@ -452,8 +464,8 @@ static int ring_bytes(const printer *p) {
 
 void recurrence_rows_kernel(ml_schedule *s, ml_step *step) {
     printer p = {.schedule = s, .step = step, .text = template_begin(s), .scan = step->scan};
-    ml_text *texts[] = {&p.first,  &p.copy, &p.preload, &p.begin, &p.save,
-                        &p.replay, &p.work, &p.flush,   &p.last};
+    ml_text *texts[] = {&p.first,  &p.copy,   &p.preload, &p.begin, &p.save,
+                        &p.slices, &p.replay, &p.work,    &p.flush, &p.last};
     for (int i = 0; i < (int)(sizeof texts / sizeof *texts); i++) texts[i]->arena = p.text.arena;
     ml_recurrence_read(s->graph, step->node, &p.r);
     ml_recurrence_by_rows(s->graph, step->node, &p.rows);

@@ -259,6 +259,19 @@ static void build_again(ops_case *c) {
     for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) build(c, &shapes[i]);
 }
 
+/* Several rows a thread, warps that take positions side by side: narrow operands, rows for a whole
+ * GPU. */
+static void build_packed(ops_case *c) {
+    static const shape shapes[] = {
+        {ML_BF16, ML_F32, "b4 s257 d3200", "b4 d3200", "s257 d3200", false, false, true, NULL,
+         false},
+        {ML_BF16, ML_F32, "s300 d6400", "d6400", "s300", true, false, true, "d6400", false},
+        {ML_BF16, ML_F32, "b2 s256 d3200", "b2 d3200", "s256 b2 d3200", false, false, false,
+         "d3200", true},
+    };
+    for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) build(c, &shapes[i]);
+}
+
 /* Rows that no block divides. */
 static void build_odd(ops_case *c) {
     static const shape shapes[] = {
@@ -284,6 +297,9 @@ OPS_TEST(recurrence_maximum) {
 }
 OPS_TEST(recurrence_again) {
     ops_run(build_again, 313, 0);
+}
+GPU_TEST(ops, recurrence_packed) {
+    ops_run(build_packed, 318, 0);
 }
 OPS_TEST(recurrence_expanded) {
     ops_run(build_expanded, 314, 0);

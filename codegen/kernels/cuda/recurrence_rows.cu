@@ -30,6 +30,7 @@
 #define PRELOAD /* a row's slices of position u to registers, where the loops are unrolled */
 #define BEGIN   /* states from `slot` */
 #define SAVE    /* states before position t to `past` */
+#define SLICES  /* of position u, that all rows share: to registers */
 #define REPLAY  /* states after position t */
 #define WORK    /* position t, whose slices are in `slot`; states before it in `past` */           \
     const float in0 = ((const float *)slot)[u * THREADS + threadIdx.x];                            \
@@ -47,6 +48,21 @@ struct arguments {
     char *p[POINTERS];
 };
 
+template <int COUNT> ML_INLINE float element_of(const ml_pack<ml_bf16, COUNT> &q, int k) {
+    return ml_unpack(q, k);
+}
+template <int COUNT> ML_INLINE float element_of(const ml_pack<float, COUNT> &q, int k) {
+    return q.e[k];
+}
+template <typename T> ML_INLINE void load_slice(float (&x)[N], const T *from) {
+    constexpr int pack = 16 / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < N / pack; i++) {
+        const ml_pack<T, pack> q = ml_load_pack<T, pack>(from + i * pack);
+#pragma unroll
+        for (int k = 0; k < pack; k++) x[(i * pack + k) % N] = element_of(q, k);
+    }
+}
 /* Lanes that differ by HALF exchange halves of what they have, and so on to one element. */
 template <int HALF, typename T> ML_INLINE void exchange_halves(T *x) {
     const bool upper = threadIdx.x & HALF;
@@ -102,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
         for (int u = POSITIONS - 1; u >= 0; u--) {
             const long long t = POSITION(u);
             if (LENGTH % POSITIONS == 0 || u < count) {
-                SAVE if (u > 0) { REPLAY }
+                SAVE if (u > 0) { SLICES REPLAY }
             }
             (void)t;
         }
@@ -111,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
         for (int u = 0; u < POSITIONS; u++) {
             const long long t = POSITION(u);
             if (LENGTH % POSITIONS == 0 || u < count) {
-                WORK
+                SLICES WORK
             }
             (void)t;
         }
