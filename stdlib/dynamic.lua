@@ -11,7 +11,8 @@ local packing = require "mlua.packing"
 
 local dynamic = {}
 
-local ALONE, TOGETHER = 8, 4 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
+-- Lengths of rows of one rank, whose last ones are filled up, and of larger groups; twice as many where a rank has WIDE tokens or more.
+local ALONE, TOGETHER = 8, 4
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -20,6 +21,7 @@ local function rounded(tokens, grain) return math.ceil(tokens / grain) * grain e
 -- Up to `count` numbers of tokens, the last `most`, evenly above `least`.
 local function row_lengths(least, most, count)
   local lengths, grain = {}, grain_of(most)
+  if most >= WIDE then count = 2 * count end
   for i = 1, count do
     local tokens = math.min(most, rounded(least + (most - least) * i / count, grain))
     if tokens ~= lengths[#lengths] then lengths[#lengths + 1] = tokens end
@@ -103,7 +105,9 @@ function dynamic.check(o, total, count, results, feeds)
   if m.added_loss(count) then
     refuse("the model adds a loss by m.add_loss, a mean over a microbatch, and no microbatch is the same in another layout", "a size for cp")
   end
-  if next(m.context.totals) then refuse("the model sums values over a step's microbatches, in states that the forward pass assigns", "a size for cp") end
+  for _, t in ipairs(m.context.totals) do
+    if core.is_tensor(t.value) then sums[#sums + 1] = t.value end
+  end
   if constant then
     refuse(("the loss's %s is a number, the same for each microbatch, and these are not alike"):format(constant), "a sum over the targets, as m.cross_entropy's count")
   end

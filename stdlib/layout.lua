@@ -238,6 +238,7 @@ local function spread(parts)
     if splits_batch then batch = batch * axis.size end
     if axis.size > 1 and stages and stages.axis == axis.name then slots = stages.chunks > 1 and axis.size or 1 end
   end
+  if slots > 0 and parts.exchange > 0 then core.fail(("%s is not supported with stages and exchange=%g"):format(what, parts.exchange), { help = "no exchange: weights of experts are gathered" }) end
   local over = parts.acts.dp or {}
   if #over ~= 1 or over[1] ~= "batch" then core.fail(what .. " needs acts.dp to be { \"batch\" }, got { " .. table.concat(over, ", ") .. " }") end
   if #(parts.acts[name] or {}) == 0 then core.fail(("%s: acts.%s says what it splits"):format(what, name), { help = ('acts = { %s = { "seq" } }'):format(name) }) end

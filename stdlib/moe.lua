@@ -9,6 +9,7 @@
 -- where the layout has an `exchange`; else weights are gathered.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 local OPTIONS = {
   "experts", "ffn", "top_k", "router", "normalize", "scale", "aux_loss", "aux_over", "z_loss", "bias_balance", "capacity",
@@ -304,13 +305,14 @@ function MoE:forward(x)
   local choices = core.axis("choices", o.top_k)
   local weights, index, probs, logits = route(self, x, choices)
   local hits = core.eq(core.iota(o.experts, "i32"):broadcast(join(lead, choices, o.experts)), index):cast("i32"):sum(choices)
-  local counts = hits:sum(table.unpack(lead))
+  local of_document = packing.filled(x)
+  local counts = (of_document and core.where(of_document, hits, 0) or hits):sum(table.unpack(lead))
   add_losses(self, lead, hits, probs, logits)
   local y, dropped
   if o.capacity then
     y, dropped = with_capacity(self, x, lead, others, choices, weights, index, hits)
   else
-    y = dropless(self, x, lead, others, choices, weights, index)
+    y = packing.by_position(dropless, self, x, lead, others, choices, weights, index)
   end
   record(self, counts:cast "f32", dropped)
   if self.shared_up then

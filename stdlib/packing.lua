@@ -24,6 +24,18 @@ function packing.apart(mark, fn, ...)
   return table.unpack(results, 1, results.n)
 end
 
+-- The same for what computes each position by itself, in an order of its own.
+function packing.by_position(fn, ...)
+  local pack = m.context.pack
+  return packing.apart(pack and pack.documents, fn, ...)
+end
+
+-- Under cp = "dynamic" a row may be filled up behind its documents: whether a position is of one; else nil.
+function packing.filled(x)
+  local pack = m.context_groups() and m.context.pack
+  return pack and x:has(pack.seq) and x:has(pack.batch) and core.ge(pack.documents, 0) or nil
+end
+
 -- Where documents begin: bool.
 function packing.starts(pack)
   pack.starts = pack.starts or core.eq(pack.positions, 0)

@@ -210,7 +210,10 @@ local function accumulate(o, shape, name, lead)
       add(weights[2], weight * weight)
     end
     totals, m.context.totals = m.context.totals, {} -- finished by the other program
-    for _, t in ipairs(totals) do add(t.state, t.value) end
+    for i, t in ipairs(totals) do
+      t.sum = o.dynamic and step.accumulator("accumulated total " .. i, m.axes_of(t.state)) or t.state -- each rank has a sum of its own
+      add(t.sum, t.value)
+    end
     add(loss_sum, total)
     add(loss_count, count)
     for _, r in ipairs(results) do
@@ -232,7 +235,8 @@ local function accumulate(o, shape, name, lead)
       out[r.name] = step.accumulator("accumulated result " .. r.name):read() / step.accumulator("accumulated count of " .. r.name):read()
     end
     for _, t in ipairs(totals) do
-      if t.update then t.update(t.state:read()) end
+      if t.sum ~= t.state then t.state:assign(t.sum:read()) end
+      if t.update then t.update(t.sum:read()) end
     end
     return out
   end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true }) end

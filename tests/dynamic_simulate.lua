@@ -126,3 +126,9 @@ end
 local share = in_long / all
 print(("static short %.1f ms a step, long %.1f, share of long %.3f, harmonic %.1f; dynamic is %.3f of it"):format(1e3 * short, 1e3 * long, share,
   1e3 * ((1 - share) * short + share * long), ((1 - share) * short + share * long) / (sums.busiest / n + update)))
+local n = cfg.steps
+print(("%d ranks, sequences up to %d: static cp=%d %.1f ms a step, dynamic %.1f ms, ratio %.3f; with the update of %.1f ms %.3f"):format(
+  groups.ranks, cfg.longest, largest.ranks, 1e3 * static / n, 1e3 * sums.busiest / n, static / sums.busiest, 1e3 * update,
+  (static + n * update) / (sums.busiest + n * update)))
+print(("filling %.1f%%, busiest rank %.3f of the average, %.2f ms a plan"):format(
+  100 * (1 - sums.tokens / sums.computed), sums.busiest / sums.mean, 1e3 * planned / n))

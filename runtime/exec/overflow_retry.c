@@ -26,18 +26,26 @@ ml_status retry_inputs(ml_program *retry) {
     return ML_OK;
 }
 
-const ml_layout *session_unbounded(ml_session *session) {
-    session->unbounded = session->layout;
-    session->unbounded.exchange = 0;
-    return &session->unbounded;
+static bool of_groups(const ml_session *session, const ml_layout *layout) {
+    const ml_layout *first = session->group_layouts;
+    return layout >= first && layout <= first + ML_MAX_MESH;
+}
+
+const ml_layout *session_unbounded(ml_session *session, const ml_layout *layout) {
+    ml_layout *unbounded = &session->unbounded;
+    if (of_groups(session, layout))
+        unbounded = &session->group_unbounded[layout - session->group_layouts];
+    *unbounded = of_groups(session, layout) ? *layout : session->layout;
+    unbounded->exchange = 0;
+    return unbounded;
 }
 
 /* Plan it, and reserve the memory that it needs beside the program's. */
 static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_program *retry) {
     ml_session *session = program->session;
     bool pipelined = program->plan->pipeline != NULL;
-    ml_status status =
-        session_plan(session, roots, session_unbounded(session), pipelined, &retry->plan);
+    const ml_layout *layout = session_unbounded(session, program->plan->layout);
+    ml_status status = session_plan(session, roots, layout, pipelined, &retry->plan);
     if (status == ML_OK) status = program_reserve(retry);
     if (status == ML_OK) status = retry_inputs(retry);
     if (status != ML_OK || !pipelined) return status;
@@ -65,6 +73,9 @@ ml_status retry_build(ml_program *program, const ml_roots *roots) {
     int64_t made = !absent; /* all ranks have one, or none has */
     status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
     if (!made) ml_program_free(retry);
+    /* Ranks compile together, and groups may need their retries when others do not. */
+    if (status == ML_OK && made && of_groups(session, program->plan->layout))
+        status = program_compile(retry);
     return status;
 }
 
@@ -116,7 +127,7 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
                     "mlua: %s; such steps are done again with gathered weights, which "
                     "exchange = %.1f would save\n",
                     text, enough(factor));
-        ML_TRY(program_compile(retry));
+        if (!of_groups(session, program->plan->layout)) ML_TRY(program_compile(retry));
     }
     if (session->ranks.rank == 0)
         ml_debug(1, "program \"%s\": %lld runs done again: %s\n", name != NULL ? name : "",

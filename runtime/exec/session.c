@@ -133,7 +133,7 @@ static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml
                             ml_plan *plan) {
     ml_plan *retry = NULL;
     if (!plan->may_overflow) return ML_OK;
-    const ml_layout *unbounded = session_unbounded(session);
+    const ml_layout *unbounded = session_unbounded(session, plan->layout);
     ml_compile_log *log = session->options.log;
     session->options.log = NULL; /* that of the program itself */
     ml_status status =

@@ -24,10 +24,11 @@ struct ml_session {
     ml_layout layout;
     ml_layout unbounded; /* the layout without `exchange`: of retries */
     ml_groups groups;
-    ml_layout group_layouts[ML_MAX_MESH + 1]; /* of programs of groups, by size; the last: of 1 */
-    ml_program *lead;                         /* of the programs that are made next; NULL: none */
-    int64_t group_size;                       /* of these; 0: of all ranks */
-    const ml_layout *group_layout;            /* theirs; NULL: one rank */
+    ml_layout group_layouts[ML_MAX_MESH + 1];   /* of programs of groups, by size; the last: of 1 */
+    ml_layout group_unbounded[ML_MAX_MESH + 1]; /* these, likewise */
+    ml_program *lead;                           /* of the programs that are made next; NULL: none */
+    int64_t group_size;                         /* of these; 0: of all ranks */
+    const ml_layout *group_layout;              /* theirs; NULL: one rank */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -124,8 +125,8 @@ typedef struct {
     char name[EXCHANGE_NAME]; /* "blocks.3.moe (gpt_moe.lua:49)" */
 } exchange_overflow;
 void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]);
-/* The session's layout without `exchange`. */
-const ml_layout *session_unbounded(ml_session *session);
+/* The layout, the session's or one of groups, without `exchange`. */
+const ml_layout *session_unbounded(ml_session *session, const ml_layout *layout);
 /* Before the program's kernels are compiled. */
 ml_status retry_build(ml_program *program, const ml_roots *roots);
 /* It reads the inputs of its owner: again once these have other places. */

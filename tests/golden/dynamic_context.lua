@@ -60,9 +60,10 @@ try("the square of a sum", { loss = function(tokens, targets)
   return sum * sum, count
 end })
 for what, options in pairs {
-  ["parameters split over dp"] = { preset = "fsdp" }, ["pipeline stages"] = { pp = 2 }, ["experts over ranks"] = { ep = 2 },
+  ["parameters split over dp"] = { preset = "fsdp" }, ["pipeline stages with exchange"] = { pp = 2, ep = 2, exchange = 1.5 },
+  ["pipeline stages and experts"] = { pp = 2, ep = 2 },
 } do
   local preset = m.layout[options.preset or "megatron"]
-  local ok, problem = pcall(preset, { cp = "dynamic", pp = options.pp, ep = options.ep })
+  local ok, problem = pcall(preset, { cp = "dynamic", pp = options.pp, ep = options.ep, exchange = options.exchange })
   print(("%s: %s\n"):format(what, tostring(problem)))
 end

@@ -59,12 +59,15 @@ static void drawn_batches(process_room *room) {
         "accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic,schedule=zero-bubble",
         "accum=4 -n 8 --mesh pp=2,cp=2,tp=2",
         "accum=4 -n 6 --mesh pp=2,dp=3 --layout cp=dynamic,zero=true",
+        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,exchange=1 experts=4 steps=50",
+        "accum=2 -n 8 --mesh pp=2,ep=2,cp=2 --layout cp=dynamic experts=4 steps=50",
         "accum=8 -n 4 --mesh cp=4 recurrent=true steps=50"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
+        const char *settings = strstr(layouts[i], "recurrent");
+        if (!settings) settings = strstr(layouts[i], "experts");
         write_documents(room, (unsigned)i + 1);
         process_result one =
-            process_run(room, 0, "", TRAIN "seed=%d %s", i,
-                        strstr(layouts[i], "recurrent") ? strstr(layouts[i], "recurrent") : "");
+            process_run(room, 0, "", TRAIN "seed=%d %s", i, settings ? settings : "");
         process_result many =
             process_run(room, 0, "", TRAIN "seed=%d %s %s", i, layouts[i],
                         strstr(layouts[i], "--layout") ? "" : "--layout cp=dynamic");
@@ -91,6 +94,16 @@ PROCESS_TEST(dynamic_context_in_stages) {
     compare("stages", many.output, one.output);
 }
 
+/* Ranks of experts have a row each of every microbatch, and what fills rows up counts in no load.
+ */
+PROCESS_TEST(dynamic_context_of_experts) {
+    write_documents(room, 7);
+    process_result one = process_run(room, 0, "", TRAIN "steps=3 experts=4");
+    process_result many = process_run(
+        room, 0, "", TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic");
+    compare("experts", many.output, one.output);
+}
+
 /* A rank that dies between two steps of groups is named as in any layout. */
 PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     write_documents(room, 99);
@@ -101,6 +114,6 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
 
-TEST(long, dynamic_context_of_1500_drawn_batches) {
+TEST(long, dynamic_context_of_1600_drawn_batches) {
     process_in_room(drawn_batches);
 }

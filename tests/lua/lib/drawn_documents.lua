@@ -1,13 +1,17 @@
 -- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
 -- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
 local m = require "mlua"
-local cfg = m.config { accum = 1, steps = 150, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, victim = -1 }
+local cfg = m.config { accum = 1, steps = 150, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, experts = 0, victim = -1 }
 local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = 64, batch = 8, width = 3 }
 
 local Block = m.module("Block", function(self)
   self.wq, self.wk = m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }
   self.wv, self.wo = m.param { A.embed, A.heads, A.head_dim }, m.param { A.heads, A.head_dim, A.embed }
-  self.norm, self.up, self.down = m.rms_norm { A.embed }, m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }
+  self.norm = m.rms_norm { A.embed }
+  if cfg.experts > 0 then -- the bias follows the step's loads, which fill rows add nothing to
+    self.moe = m.moe { A.embed, experts = m.axis("experts", cfg.experts), ffn = A.ffn, top_k = 2, bias = true, bias_balance = 0.01 }
+  end
+  if cfg.experts == 0 then self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed } end
   if cfg.recurrent then self.taps, self.decay = m.param { A.width, A.embed }, m.param { A.embed, A.heads } end
 end)
 
@@ -29,6 +33,7 @@ function Block:forward(x)
   local q, k, v = h:dot(self.wq, "embed"), h:dot(self.wk, "embed"), h:dot(self.wv, "embed")
   x = x + m.attention(m.rope(q), m.rope(k), v, { causal = true }):dot(self.wo, "heads", "head_dim")
   if cfg.recurrent then x = x + self:recurrence(x) end
+  if cfg.experts > 0 then return x + self.moe(x) end
   return x + m.silu(x:dot(self.up, "embed")):dot(self.down, "ffn")
 end
 
@@ -44,7 +49,7 @@ end
 local net = Net()
 m.train {
   model = net, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, seed = cfg.seed, clip = 0, pack = cfg.pack,
-  layout = m.layout.megatron {}, optimizer = m.sgd { lr = 0.02 }, on_step = function(step, out)
+  layout = m.layout.megatron { ep = cfg.experts > 0 and 1 or nil }, optimizer = m.sgd { lr = 0.02 }, on_step = function(step, out)
     if step == 2 and m.rank() == cfg.victim then os.execute "kill -9 $PPID" end
     if m.rank() == 0 then print(("step %d %.9g %.9g"):format(step, out.loss, out.grad_norm)) end
   end,
