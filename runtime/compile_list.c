@@ -35,6 +35,10 @@ static ml_graph *propagate_layout(pass_context *c) {
 static bool gathers_sorted(pass_context *c) {
     return on_gpu(c) && ml_invert_permutations_applies(c->plan->graph);
 }
+/* Of steps of decoding, which send few rows to experts. */
+static bool counts_sorts(pass_context *c) {
+    return on_fused_gpu(c) && c->plan->roots.often && ml_count_sorts_applies(c->plan->graph);
+}
 static bool splits_sums(pass_context *c) {
     return on_gpu(c) && ml_split_scaled_sums_applies(c->plan->graph);
 }
@@ -185,6 +189,8 @@ static const compile_pass rank_passes[] = {
      .purpose = "permutations move away from collectives until they cancel"},
     {"invert_permutations", ml_invert_permutations, .when = gathers_sorted,
      .purpose = "scatter-adds at sorted indices become sums of gathers"},
+    {"count_sorts", ml_count_sorts, .when = counts_sorts,
+     .purpose = "sorts and running sums of few elements become sums of comparisons"},
     {"split_scaled_sums", ml_split_scaled_sums, .when = splits_sums,
      .purpose = "factors that are constant along a sum leave it"},
     {"decompose_conv", ml_decompose_conv, .when = has_conv,

@@ -7,7 +7,7 @@
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
 # from the command, PyTorch's without a cache. A row for the README's table follows each case.
-# decode-gpu: models of random weights continue prompts, beside torch_generate.py of the folder PEERS (CHUNK=8192 reads prompts as
+# decode-gpu: models of random weights continue prompts, before and after torch_generate.py of the folder PEERS (CHUNK=8192 reads prompts as
 # m.generate does on a GPU; WEIGHTS=int8 or fp8; PROMPT, TOKENS, TEMPERATURE).
 # load: a checkpoint and a Hugging Face folder of models/gpt.lua (PRESET, DEVICE) are written, each is read by dd and loaded,
 # from page cache and cold. Seconds; read_n_s is of as many dd as cores. FOLDER has room for them; it is emptied afterwards.
@@ -347,18 +347,18 @@ if experts > 0 then -- of the experts that rows choose at random, as many are ex
   met = experts * share
 end
 local bytes = 2 * (all - experts + met) * (d.weights and 0.5 or 1) + rows * kept * (prompt + tokens / 2)
-print(('{"model":"%s","B":%d,"prompt":%d,"tokens":%d,"weights":"%s","params_m":%.1f,"ms_token":%.3f,"tok_s":%.1f,"ttft_ms":%.1f,"compile_s":%.2f,"ready_s":%.2f,"weights_s":%.1f,"kept_bytes":%d,"gb_s":%.0f}'):format(
-  os.getenv "NAME", rows, prompt, tokens, d.weights or "bf16", all / 1e6, t * 1e3, rows / t, first * 1e3, compile_s, ready_s, weights_s, kept, bytes / t / 1e9))
+print(('{"model":"%s","B":%d,"prompt":%d,"tokens":%d,"weights":"%s","kernels":"%s","params_m":%.1f,"ms_token":%.3f,"tok_s":%.1f,"ttft_ms":%.1f,"compile_s":%.2f,"ready_s":%.2f,"weights_s":%.1f,"kept_bytes":%d,"gb_s":%.0f}'):format(
+  os.getenv "NAME", rows, prompt, tokens, d.weights or "bf16", os.getenv "KERNELS" or "", all / 1e6, t * 1e3, rows / t, first * 1e3, compile_s, ready_s, weights_s, kept, bytes / t / 1e9))
 LUA
 }
-# decode_gpu_case NAME SCRIPT ROWS
+# decode_gpu_case NAME SCRIPT ROWS: without a kernel compiled before, then the peer, then with these kernels stored
 decode_gpu_case() {
-    local peer=null line
-    export MLUA_CACHE="$cache/decode-$1"
-    line=$(NAME=$1 SCRIPT=$2 ROWS=$3 "$mlua" run "$cache/decode_gpu.lua" --device "${DEVICE:-cuda}" preset="$1" seq=784) || return 1
-    echo "$line"
-    [ -z "$peers" ] || [ "$2" != llama ] || peer=$("$python" "$peers/torch_generate.py" --model "$1" -B "$3" | tail -n 1)
-    [ "$peer" = null ] || echo "$peer"
+    local when
+    export MLUA_CACHE="$cache/decode-$1-$3" TORCHINDUCTOR_CACHE_DIR="$cache/inductor-$1-$3" TRITON_CACHE_DIR="$cache/triton-$1-$3"
+    for when in cold warm; do
+        NAME=$1 SCRIPT=$2 ROWS=$3 KERNELS=$when "$mlua" run "$cache/decode_gpu.lua" --device "${DEVICE:-cuda}" preset="$1" seq=784 || return 1
+        [ $when = warm ] || [ -z "$peers" ] || [ "$2" != llama ] || "$python" "$peers/torch_generate.py" --model "$1" -B "$3" | tail -n 1
+    done
 }
 
 mode=${1:-cpu} failed=0

@@ -8,6 +8,9 @@
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
 bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */
+/* Sorts of few integers, the orders that they give, and running sums, as sums of comparisons. */
+ml_graph *ml_count_sorts(const ml_graph *from, ml_roots *roots);
+bool ml_count_sorts_applies(const ml_graph *g); /* whether there is one */
 /* Hoist loop-invariant factors out of reductions: the sum over an axis of a r + b s, where r and s
  * have no such axis, becomes r sum(a) + s sum(b). */
 ml_graph *ml_split_scaled_sums(const ml_graph *from, ml_roots *roots);

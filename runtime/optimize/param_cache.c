@@ -8,7 +8,8 @@
  * before the first run and after another program has set one (exec/param_cache_rebuild.c). A
  * program that runs once for each microbatch sets no parameters and has its cache rebuilt once a
  * step; what its layout gathers once a step (ml_mesh_axis.keep) is cached gathered, on a CPU too.
- * Programs that run often (ml_roots), such as sampling, cache all that they gather. Programs that
+ * Programs that run often (ml_roots), such as sampling, cache all that they gather, and what is
+ * computed of parameters before a cast: the parts in bf16 of a router's weights. Programs that
  * cache the same values share the state.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
@@ -26,7 +27,8 @@ typedef struct {
     ml_ref *new_value; /* by state; 0 where the program does not set it */
     bool often;        /* it runs several times before others set the rest */
     bool *source;      /* by node: f32 parameters, moved at most */
-    bool *cast;        /* by node: the same, cast to a narrow float; to 8 bits also scaled */
+    bool *cast;        /* by node: the same, cast to a narrow float; to 8 bits also scaled, and in
+                          programs that run often whatever is derived */
     bool *derived;     /* by node: computed of such parameters and numbers alone, elementwise */
     bool *number;      /* by node: of these one number, a factor of a scaled product's scale */
     bool *cacheable; /* by node: f32 parameters after casts, moves and gathers that may be cached */
@@ -103,8 +105,8 @@ static void find_casts(work *w) {
         w->derived[n] = is_derived(w, n);
         if (node->op == ML_OP_CAST) {
             const ml_ref from = ml_graph_source(g, n, 0);
-            const bool scaled =
-                ml_dtypes[dtype].bytes == 1 && w->derived[from] && ml_graph_type(g, n)->rank > 0;
+            const bool scaled = (ml_dtypes[dtype].bytes == 1 || w->plan->roots.often) &&
+                                w->derived[from] && ml_graph_type(g, n)->rank > 0;
             w->cast[n] = ml_is_narrow((ml_dtype)dtype) && (w->source[from] || scaled);
         }
         if (w->casts && ml_is_scaled_dot(g, n)) find_numbers(w, ml_graph_source(g, n, 2));

@@ -364,6 +364,26 @@ static void check_all_sorted(fixture *f) {
     check_sorted(f, 2, 4, false); /* some belong to none */
 }
 
+/* Few rows by expert, with equal keys: their order, its inverse, what it arranges, and sums of
+ * counts. */
+static void check_counted(fixture *f) {
+    ml_graph *g = f->g;
+    ml_axis rows = AXIS("r");
+    ml_ref keys = fixture_index(f, "r12", 4), counts = fixture_index(f, "n7", 9);
+    ml_ref sorted = ml_graph_add(g, ML_OP_SORT, &keys, 1, (int64_t[]){rows, 0}, 2, NULL);
+    ml_ref order = ml_out(g, sorted, 1);
+    ml_ref back = ml_graph_add(g, ML_OP_SORT, &order, 1, (int64_t[]){rows, 0}, 2, NULL);
+    ml_ref sums = ml_graph_add(g, ML_OP_CUMSUM, &counts, 1, (int64_t[]){AXIS("n"), 0}, 2, NULL);
+    ml_ref all[] = {sorted, order, ml_out(g, back, 1), back, sums};
+    CHECK_EQ_INT(fixture_count_after(f, "count_sorts", all, 5, ML_OP_SORT), 0);
+    CHECK_EQ_INT(fixture_count_after(f, "count_sorts", all, 5, ML_OP_CUMSUM), 0);
+    fixture_check_pass(f, "count_sorts", all, 5, 0);
+}
+
+TEST(passes, counted_sorts) {
+    fixture_run(check_counted, 31);
+}
+
 TEST(passes, sorted_scatters) {
     fixture_run(check_all_sorted, 7);
 }

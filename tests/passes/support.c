@@ -252,6 +252,7 @@ static const named_pass passes[] = {
     {"reuse_concat_slices", reuse_concat_slices},
     {"reuse_concat_slices_in_turn", reuse_concat_slices_in_turn},
     {"segment_linear_scans", segment_linear_scans},
+    {"count_sorts", ml_count_sorts},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 
