@@ -20,16 +20,25 @@ static bool on_fused_gpu(const pass_context *c) {
     return on_gpu(c) && !c->plan->target->no_fuse;
 }
 
-/* Where that leaves less to permute: tensors and sequences that are split, not parameters alone. */
+/* Where that leaves less to permute: tensors and sequences that are split, not parameters alone.
+ * Tried as the graph is, and with rows that are gathered in the order of collectives. */
 static ml_graph *propagate_layout(pass_context *c) {
     ml_plan *plan = c->plan;
-    ml_roots before = plan->roots;
-    plan_roots(plan, &before);
-    ml_graph *moved = ml_propagate_layout(plan->graph, &plan->roots);
-    if (ml_permuted_bytes(moved) < ml_permuted_bytes(plan->graph)) return moved;
-    ml_graph_free(moved);
-    plan->roots = before;
-    return plan->graph;
+    ml_graph *best = plan->graph;
+    ml_roots before = plan->roots, best_roots = before;
+    for (int i = 0; i < 2; i++) {
+        plan_roots(plan, &before);
+        ml_graph *begin = i ? ml_gather_in_order(plan->graph, &plan->roots) : plan->graph;
+        if (!begin) continue;
+        ml_graph *moved = ml_propagate_layout(begin, &plan->roots);
+        if (i) ml_graph_free(begin);
+        bool better = ml_permuted_bytes(moved) < ml_permuted_bytes(best);
+        ml_graph *worse = better ? best : moved;
+        if (worse != plan->graph) ml_graph_free(worse);
+        if (better) best = moved, best_roots = plan->roots;
+    }
+    plan->roots = best_roots;
+    return best;
 }
 
 static bool gathers_sorted(pass_context *c) {

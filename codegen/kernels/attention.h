@@ -13,7 +13,7 @@ typedef struct {
     const ml_attention_step *a;
     ml_template text;
     int captured, captured_first; /* captured tensors: count, position of the first */
-    bool placed;                  /* its positions are the two operands before */
+    int pieces;                   /* of the queries; their places are operands before it */
     int64_t batches, group;       /* product of batch axes; query heads of a K/V head */
     int masks;                    /* taken off the score function (attention_score.c) */
     bool masked_by_head, open_score_is_plain;

@@ -24,11 +24,20 @@ static const char *batch_offset(attention_printer *p, const ml_attention_strides
     return template_offset(p->text.arena, &loops, "batch");
 }
 
-static void bind_tensor(attention_printer *p, const char *tensor, int at) {
+/* Where a head begins: of queries in two pieces each head is two. */
+static const char *head_offset(attention_printer *p, const ml_attention_strides *stride,
+                               const char *head, bool queries) {
+    if (p->pieces < 2 || !queries)
+        return ml_arena_format(p->text.arena, "(%s * %lldLL)", head, (long long)stride->head);
+    return ml_arena_format(p->text.arena, "(%s / 2 * %lldLL + %s %% 2 * %lldLL)", head,
+                           (long long)stride->head, head, (long long)(p->a->seq * stride->seq));
+}
+
+static void bind_tensor(attention_printer *p, const char *tensor, int at, bool keys) {
     const ml_attention_strides *stride = &p->a->strides[at];
     attention_set(p, named(p, tensor, "AT"), at);
     template_set_text(&p->text, named(p, tensor, "BATCH(batch)"), batch_offset(p, stride));
-    template_set(&p->text, named(p, tensor, "HEAD"), "%lldLL", (long long)stride->head);
+    template_set_text(&p->text, named(p, tensor, "HEAD(h)"), head_offset(p, stride, "h", !keys));
     template_set(&p->text, named(p, tensor, "SEQ"), "%lldLL", (long long)stride->seq);
     template_set(&p->text, named(p, tensor, "DIM"), "%lldLL", (long long)stride->dim);
 }
@@ -41,11 +50,11 @@ static const char *captured(attention_printer *p, ml_text *declarations, int i) 
     ml_dtype dtype = (ml_dtype)template_value(p->schedule, p->step, at)->type.dtype;
     const char *type = emit_memory_type(dtype);
     ml_text_add(declarations,
-                "%sconst %s *captured%d = (const %s *)%s[%d] + %s + head * %lldLL;\n"
+                "%sconst %s *captured%d = (const %s *)%s[%d] + %s + %s;\n"
                 "(void)captured%d",
                 i ? ";\n" : "", type, i, type,
                 p->schedule->target->kind == ML_TARGET_CUDA ? "a.p" : "p", at,
-                batch_offset(p, stride), (long long)stride->head, i);
+                batch_offset(p, stride), head_offset(p, stride, "head", true), i);
     const char *element = ml_arena_format(arena, "captured%d[qi * %lldLL + kv * %lldLL]", i,
                                           (long long)stride->seq, (long long)stride->dim);
     return ml_arena_format(arena, "(%s)", template_load(arena, dtype, element));
@@ -55,9 +64,9 @@ static const char *captured(attention_printer *p, ml_text *declarations, int i) 
 static const char *index_text(void *context, ml_axis axis) {
     attention_printer *p = context;
     const ml_attention_args *args = &p->a->args;
-    if (axis == args->seq) return p->placed ? "(qi + q_start)" : "qi";
-    if (axis == args->kv_seq) return p->placed ? "(kv + k_start)" : "kv";
-    if (axis == args->heads) return "head";
+    if (axis == args->seq) return p->pieces ? "(qi + Q_START)" : "qi";
+    if (axis == args->kv_seq) return p->pieces ? "(kv + k_start)" : "kv";
+    if (axis == args->heads) return p->pieces == 2 ? "(head / 2)" : "head";
     const ml_type *q = ml_graph_type(p->a->graph, ml_graph_source(p->a->graph, p->a->node, 0));
     int64_t below = 1;
     for (int i = q->rank - 1; i >= 0; i--) {
@@ -98,12 +107,12 @@ static void bind_functions(attention_printer *p) {
 
 static void bind_mask(attention_printer *p) {
     const ml_attention_step *a = p->a;
-    int64_t window = a->args.window, widest = p->placed ? INT32_MAX : a->seq + a->kv_seq;
-    int64_t offset = p->placed ? a->args.offset : a->kv_seq - a->seq;
+    int64_t window = a->args.window, widest = p->pieces ? INT32_MAX : a->seq + a->kv_seq;
+    int64_t offset = p->pieces ? a->args.offset : a->kv_seq - a->seq;
     attention_set(p, "CAUSAL", a->args.causal);
     attention_set(p, "WINDOW", window < widest ? window : 0);
-    attention_set(p, "PLACED", p->placed);
-    attention_set(p, "PLACED_AT", p->placed ? p->captured_first - 2 : 0);
+    attention_set(p, "PIECES", p->pieces);
+    attention_set(p, "PLACED_AT", p->pieces ? p->captured_first - p->pieces - 1 : 0);
     template_set(&p->text, "OFFSET", "(%lld)", (long long)offset);
 }
 
@@ -122,12 +131,24 @@ static void bind_types(attention_printer *p) {
     template_set_text(t, "LOG", wide ? "ml_log_f64" : "ml_log_f32");
 }
 
+/* Queries in two pieces are twice as many heads of half as many rows, each with a place of its own:
+ * heads that share keys are what every kernel knows. */
+static const ml_attention_step *pieces_as_heads(ml_arena *arena, const ml_attention_step *a) {
+    if (a->args.pieces < 2) return a;
+    ml_attention_step *apart = ML_NEW(arena, ml_attention_step);
+    *apart = *a;
+    apart->heads *= 2;
+    apart->seq /= 2;
+    return apart;
+}
+
 void attention_bind(attention_printer *p, ml_schedule *s, ml_step *step) {
-    const ml_attention_step *a = step->attention;
-    *p = (attention_printer){.schedule = s, .step = step, .a = a, .text = template_begin(s)};
+    *p = (attention_printer){.schedule = s, .step = step, .text = template_begin(s)};
+    const ml_attention_step *a = p->a = pieces_as_heads(p->text.arena, step->attention);
     int reads = a->backward ? 6 : 3, writes = a->backward ? 3 : 2;
-    p->placed = a->args.placed;
-    p->captured_first = reads + 2 * p->placed;
+    p->pieces = a->args.pieces;
+    p->masked_by_head = p->pieces == 2;
+    p->captured_first = reads + ml_attention_places(&a->args);
     p->captured = step->read_count - p->captured_first;
     p->batches = a->batch[0] * a->batch[1] * a->batch[2];
     p->group = a->heads / a->kv_heads;
@@ -145,8 +166,9 @@ void attention_bind(attention_printer *p, ml_schedule *s, ml_step *step) {
     bind_types(p);
     static const char *const inputs[] = {"Q", "K", "V", "O", "LSE", "G"};
     static const char *const outputs[2][3] = {{"O", "LSE"}, {"DQ", "DK", "DV"}};
-    for (int i = 0; i < reads; i++) bind_tensor(p, inputs[i], i);
-    for (int i = 0; i < writes; i++) bind_tensor(p, outputs[a->backward][i], step->read_count + i);
+    for (int i = 0; i < reads; i++) bind_tensor(p, inputs[i], i, i == 1 || i == 2);
+    for (int i = 0; i < writes; i++)
+        bind_tensor(p, outputs[a->backward][i], step->read_count + i, a->backward && i > 0);
     bind_mask(p);
     bind_functions(p);
 }

@@ -300,6 +300,8 @@ static bool writes_strided(lowering *l, ml_ref n, const int64_t *stride) {
     if (l->info[n].pinned || l->info[n].layout != 0) return false;
     if (op == ML_OP_OUT) op = ml_graph_node(l->g, ml_graph_source(l->g, n, 0))->op;
     if (op == ML_OP_DOT) return l->info[n].role == LOWER_OPAQUE && gemm_result_fits(l, n, stride);
+    if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
+        return views_contiguous(ml_graph_type(l->g, n), stride);
     return op == ML_OP_CONCAT || lower_routines[op].any_strides;
 }
 

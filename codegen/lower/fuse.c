@@ -121,14 +121,17 @@ static lower_role first_role(lowering *l, ml_ref n) {
     return LOWER_OPAQUE;
 }
 
-/* An output or update needs memory of its own in its type's order. */
-static void pin(lowering *l, ml_ref n) {
+/* An output or update needs memory of its own in its type's order; where only a step reads it
+ * (`read`), a part of another's memory will do. */
+static void pin(lowering *l, ml_ref n, bool read) {
     ml_ref base = n;
     for (;;) {
         int op = ml_graph_node(l->g, base)->op;
         if (lower_in_memory(l, base)) break;
         bool ordered = op == ML_OP_PERMUTE && l->info[ml_graph_source(l->g, base, 0)].layout != 0;
-        if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE && !ordered) break;
+        bool sliced = op == ML_OP_SLICE && read;
+        if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE && !ordered && !sliced)
+            break;
         base = ml_graph_source(l->g, base, 0);
     }
     if (base != n) { /* the same memory serves where the movements keep its order */
@@ -146,13 +149,18 @@ static void pin(lowering *l, ml_ref n) {
     l->info[base].pinned = l->info[base].stored = true;
 }
 
+static bool is_collective(const lowering *l, ml_ref n) {
+    return ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE;
+}
+
 /* A routine by positions moves along its operands and results position by position. */
 static void pin_slices(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     ml_ref of = node->op == ML_OP_OUT ? ml_graph_source(l->g, n, 0) : n;
     if (!lower_routines[ml_graph_node(l->g, of)->op].by_position || lower_one_kernel(l, of)) return;
-    pin(l, n);
-    for (int i = 0; of == n && i < node->source_count; i++) pin(l, ml_graph_source(l->g, n, i));
+    pin(l, n, false);
+    for (int i = 0; of == n && i < node->source_count; i++)
+        pin(l, ml_graph_source(l->g, n, i), false);
 }
 
 static bool is_inline_move(const lowering *l, ml_ref n) {
@@ -295,17 +303,16 @@ void fuse_roles(lowering *l) {
     for (ml_ref n = 1; n < l->count; n++)
         if (l->info[n].reached) l->info[n].role = (uint8_t)first_role(l, n);
     lower_recurrence_layouts(l);
-    for (int i = 0; i < l->roots->output_count; i++) pin(l, l->roots->outputs[i]);
-    for (int i = 0; i < l->roots->update_count; i++) pin(l, l->roots->updates[i].value);
+    for (int i = 0; i < l->roots->output_count; i++) pin(l, l->roots->outputs[i], false);
+    for (int i = 0; i < l->roots->update_count; i++) pin(l, l->roots->updates[i].value, false);
     for (ml_ref n = 1; n < l->count; n++) /* collectives move whole blocks of memory */
-        if (l->info[n].reached &&
-            ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE) {
-            pin(l, n);
-            pin(l, ml_graph_source(l->g, n, 0));
-        } else if (l->info[n].reached) {
+        if (l->info[n].reached && is_collective(l, n))
+            pin(l, ml_graph_source(l->g, n, 0), true);
+        else if (l->info[n].reached)
             pin_slices(l, n);
-        }
     concat_place_parts(l);
+    for (ml_ref n = 1; n < l->count; n++)
+        if (l->info[n].reached && is_collective(l, n) && !l->info[n].layout) pin(l, n, false);
     for (ml_ref n = 1; n < l->count; n++) {
         const ml_node *node = ml_graph_node(l->g, n);
         if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE || node->op == ML_OP_OUT)

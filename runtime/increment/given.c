@@ -54,7 +54,7 @@ void increment_check_given(increment *inc, ml_ref n) {
 place increment_cross_place(increment *inc, ml_ref n, place p) {
     ml_attention_args a;
     ml_attention_read(inc->g, n, &a);
-    if (p.axis != a.seq || p.other || p.chunk || p.inner || a.causal || a.window || a.placed)
+    if (p.axis != a.seq || p.other || p.chunk || p.inner || a.causal || a.window || a.pieces)
         increment_refuse(inc, n, "without causal and window all of them are seen",
                          "attention of positions of \"%s\" to keys that no token gives has no "
                          "increment yet with causal or window",

@@ -51,7 +51,7 @@ static ml_ref copy_attention(step_copy *c, ml_ref n, ml_ref *sources) {
     ml_attention_args args;
     int count = ml_graph_node(g, n)->source_count;
     ml_attention_read(g, n, &args);
-    if (args.placed) refuse(c, n);
+    if (args.pieces) refuse(c, n);
     for (int i = 0; i < QKV; i++) sources[i] = on_rows(c, n, i, sources[i]);
     args.score = increment_score_function(c->inc, n, sources, count, &args);
     return ml_attention(g, sources, count, &args);

@@ -37,6 +37,8 @@ bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
 /* Permutations move from operands to results, until they cancel: those around collectives, which
  * work along the outermost axis, would be copies otherwise. */
 ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);
+/* Before it: rows that are gathered come in the order of collectives. NULL: there is none. */
+ml_graph *ml_gather_in_order(const ml_graph *from, ml_roots *roots);
 int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
 /* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
  * of it, which alternate from one collective to the next, so that collectives of one half overlap

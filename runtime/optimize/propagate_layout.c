@@ -1,7 +1,11 @@
 /* Propagating layouts (passes.h). Collectives split and concatenate along the outermost axis, so
  * sharding permutes their operands and permutes their results back to the order of the script. Here
  * permutations move from operands to results, past products, routines and elementwise ops, until
- * they meet and cancel; those that are left are views, or are written by a kernel. */
+ * they meet and cancel; those that are left are views, or are written by a kernel.
+ *
+ * Where no collective comes before what they would have to meet, as where sequences are split, rows
+ * of tables that are gathered (embeddings) may come in the collectives' order from the beginning:
+ * their indices are permuted, which are few. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
@@ -97,6 +101,39 @@ static ml_ref move_past_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
     return outputs[0];
 }
 
+/* Rows are added up in the order that they have; the indices are permuted, which are fewer. */
+static ml_ref move_past_scatter(rewrite *r, ml_ref n, const ml_ref *sources) {
+    ml_ref rows = unpermuted(r->to, sources[1]);
+    if (rows == sources[1]) return rewrite_copy(r, n, sources);
+    const ml_type *order = ml_graph_type(r->to, rows), *index = ml_graph_type(r->to, sources[0]);
+    ml_type type = {.dtype = index->dtype};
+    for (int i = 0; i < order->rank; i++) {
+        int at = ml_type_find(index, order->axis[i]);
+        if (at < 0) continue;
+        type.axis[type.rank] = order->axis[i];
+        type.size[type.rank++] = index->size[at];
+    }
+    if (type.rank != index->rank) return rewrite_copy(r, n, sources);
+    ml_ref moved[] = {ml_permute(r->to, sources[0], &type), rows};
+    return operate(r, n, moved, ml_graph_type(r->from, n));
+}
+
+/* In the order that all operands have where it is one. */
+static ml_ref move_past_concat(rewrite *r, ml_ref n, const ml_ref *sources) {
+    int count = ml_graph_node(r->from, n)->source_count;
+    ml_ref *moved = ML_NEW_ARRAY(r->scratch, ml_ref, count);
+    const ml_type *first = ml_graph_type(r->to, moved[0] = unpermuted(r->to, sources[0]));
+    if (moved[0] == sources[0]) return rewrite_copy(r, n, sources);
+    for (int i = 1; i < count; i++) {
+        moved[i] = unpermuted(r->to, sources[i]);
+        const ml_type *type = ml_graph_type(r->to, moved[i]);
+        for (int k = 0; k < type->rank; k++)
+            if (type->axis[k] != first->axis[k]) return rewrite_copy(r, n, sources);
+    }
+    return ml_permute(r->to, operate(r, n, moved, ml_graph_type(r->from, n)),
+                      ml_graph_type(r->from, n));
+}
+
 /* Results have the order of the state. */
 static ml_ref move_past_scan(rewrite *r, ml_ref n, const ml_ref *sources) {
     int count = ml_graph_node(r->from, n)->source_count;
@@ -110,22 +147,87 @@ static ml_ref move_past_scan(rewrite *r, ml_ref n, const ml_ref *sources) {
 static bool follows(ml_op op) {
     return op == ML_OP_DOT || op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN ||
            op == ML_OP_SLICE || op == ML_OP_PAD || op == ML_OP_SPLIT || op == ML_OP_RENAME ||
-           op == ML_OP_ALL_REDUCE;
+           op == ML_OP_ALL_REDUCE || op == ML_OP_SHIFT || op == ML_OP_REVERSE;
 }
+
+/* ---- Rows of tables -------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_axis axis[ML_MAX_AXES];
+    int count;
+} axes;
+
+static bool has_axis(const axes *a, ml_axis axis) {
+    for (int i = 0; i < a->count; i++)
+        if (a->axis[i] == axis) return true;
+    return false;
+}
+
+/* The axes that are permuted to be outermost for collectives, under all their names. */
+static axes axes_of_collectives(const ml_graph *g) {
+    axes found = {0};
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        if (ml_ops[op_of(g, n)].op_class != ML_CLASS_COLLECTIVE) continue;
+        ml_ref source = ml_graph_source(g, n, 0);
+        ml_axis axis = ml_graph_type(g, source)->axis[0];
+        if (op_of(g, source) != ML_OP_PERMUTE || has_axis(&found, axis)) continue;
+        if (found.count < ML_MAX_AXES) found.axis[found.count++] = axis;
+    }
+    return found;
+}
+
+/* Rows that are gathered come in the order in which such an axis is outermost. */
+static ml_ref gather_in_order(rewrite *r, ml_ref n, const ml_ref *sources) {
+    if (op_of(r->from, n) != ML_OP_GATHER) return rewrite_copy(r, n, sources);
+    ml_type type = *ml_graph_type(r->from, n), order = *ml_graph_type(r->to, sources[1]);
+    int at = order.rank - 1;
+    while (at > 0 && !has_axis(r->context, order.axis[at])) at--;
+    if (at <= 0 || type.rank != order.rank + 1) return rewrite_copy(r, n, sources);
+    ml_axis axis = order.axis[at];
+    int64_t size = order.size[at];
+    for (; at > 0; at--) order.axis[at] = order.axis[at - 1], order.size[at] = order.size[at - 1];
+    order.axis[0] = axis, order.size[0] = size;
+    ml_ref moved[] = {sources[0], ml_permute(r->to, sources[1], &order)};
+    ml_ref made = ml_graph_add(r->to, ML_OP_GATHER, moved, 2, ml_graph_args(r->from, n),
+                               ml_graph_node(r->from, n)->arg_count, NULL);
+    return ml_permute(r->to, made, &type);
+}
+
+ml_graph *ml_gather_in_order(const ml_graph *from, ml_roots *roots) {
+    axes of_collectives = axes_of_collectives(from);
+    return of_collectives.count ? rewrite_run(from, roots, NULL, gather_in_order, &of_collectives)
+                                : NULL;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
 
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_op op = op_of(r->from, n);
     if (ml_op_attends(op)) return move_past_attention(r, n, sources);
     if (ml_op_is_linear_scan(op)) return move_past_scan(r, n, sources);
+    if (op == ML_OP_CONCAT) return move_past_concat(r, n, sources);
+    if (op == ML_OP_SCATTER_ADD) return move_past_scatter(r, n, sources);
     if (follows(op)) return move_past_operands(r, n, sources);
     if (ml_op_is_function(op)) return move_past_map(r, n, sources);
     return rewrite_copy(r, n, sources);
 }
 
+/* What is read to compute n: what elementwise ops make of smaller tensors is in no memory. */
+static int64_t read_bytes(const ml_graph *g, ml_ref n, int depth) {
+    int64_t own = ml_type_bytes(ml_graph_type(g, n)), sum = 0;
+    ml_op op = op_of(g, n);
+    if (op == ML_OP_CONST || op == ML_OP_IOTA) return 0;
+    if (depth == 0 || !(ml_op_is_function(op) || op == ML_OP_BROADCAST)) return own;
+    for (int i = 0; i < ml_graph_node(g, n)->source_count && sum < own; i++)
+        sum += read_bytes(g, ml_graph_source(g, n, i), depth - 1);
+    return sum < own ? sum : own;
+}
+
 int64_t ml_permuted_bytes(const ml_graph *g) {
+    enum { DEPTH = 4 };
     int64_t bytes = 0;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (op_of(g, n) == ML_OP_PERMUTE) bytes += ml_type_bytes(ml_graph_type(g, n));
+        if (op_of(g, n) == ML_OP_PERMUTE) bytes += read_bytes(g, ml_graph_source(g, n, 0), DEPTH);
     return bytes;
 }
 

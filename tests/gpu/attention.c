@@ -17,8 +17,8 @@ typedef struct {
     bool causal;
     int window;
     score_kind score;
-    bool placed;
-    int q_start, k_start;
+    int pieces;
+    int q_start, k_start, second; /* second: of the second piece of the queries */
 } shape;
 
 static const shape shapes[] = {
@@ -47,6 +47,9 @@ static const shape shapes[] = {
     {"part", 1, 2, 1, 200, 264, 64, true, 0, PLAIN, true, 300, 200},
     {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, CAPPED, true, 260, 130},
     {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, PLAIN, true, 0, 70},
+    {"pieces", 2, 4, 2, 256, 512, 128, true, 0, PLAIN, 2, 0, 0, 384},
+    {"pieces with a score", 1, 2, 2, 260, 520, 64, true, 0, CAPPED, 2, 390, 0, 0},
+    {"pieces of documents", 1, 2, 1, 300, 600, 64, true, 200, DOCUMENTS, 2, 0, 0, 450},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -111,11 +114,14 @@ static void build_shape(ops_case *c) {
     target->multiprocessors = multiprocessors;
     ml_ref qkv[] = {operand(c, "heads", s->heads, "seq", s->seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
-                    operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq), 0, 0};
-    if (s->placed) {
-        qkv[3] = ops_input(c, ML_I32, "", s->q_start, s->q_start);
-        qkv[4] = ops_input(c, ML_I32, "", s->k_start, s->k_start);
-    }
+                    operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
+                    0,
+                    0,
+                    0};
+    int count = 3;
+    if (s->pieces) qkv[count++] = ops_input(c, ML_I32, "", s->q_start, s->q_start);
+    if (s->pieces == 2) qkv[count++] = ops_input(c, ML_I32, "", s->second, s->second);
+    if (s->pieces) qkv[count++] = ops_input(c, ML_I32, "", s->k_start, s->k_start);
     ml_attention_args args = {.seq = ops_axis(c, "seq"),
                               .kv_seq = ops_axis(c, "kv_seq"),
                               .heads = ops_axis(c, "heads"),
@@ -123,12 +129,12 @@ static void build_shape(ops_case *c) {
                               .head_dim = ops_axis(c, "head_dim"),
                               .causal = s->causal,
                               .window = s->window,
-                              .placed = s->placed,
+                              .pieces = s->pieces,
                               .scale = 1 / sqrt(s->dim),
                               .score = s->score != PLAIN ? score_of(c) : 0};
     char label[96];
     snprintf(label, sizeof label, "attention, %s%s", s->name, heads_first ? ", heads first" : "");
-    ml_ref o = ml_attention(c->g, qkv, s->placed ? 5 : 3, &args);
+    ml_ref o = ml_attention(c->g, qkv, count, &args);
     ops_output(c, o, ops_tolerance(current_dtype), "%s", label);
     ops_gradients(c, o, qkv, 3, 2 * ops_tolerance(current_dtype), label);
 }

@@ -12,8 +12,7 @@ typedef struct {
     int batch, seq, kv_seq, heads, kv_heads, dim, value_dim;
     bool causal, scored;
     int window;
-    bool placed;
-    int q_start, k_start, offset;
+    int pieces, q_start, k_start, offset, second; /* second: of the second piece of q */
 } shape;
 
 static const shape SHAPES[] = {
@@ -28,6 +27,8 @@ static const shape SHAPES[] = {
     {1, 4, 5, 2, 1, 2, 2, true, false, 0, true, 6, 4, 0},
     {1, 4, 4, 2, 2, 2, 2, true, true, 3, true, 4, 4, 1},
     {1, 3, 4, 2, 2, 2, 2, true, false, 0, true, 2, 6, 0},
+    {1, 4, 8, 2, 1, 2, 2, true, false, 0, 2, 0, 0, 0, .second = 6},
+    {2, 6, 9, 2, 2, 2, 2, true, true, 4, 2, 5, 1, 1, .second = 1},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 static const shape *current;
@@ -40,7 +41,8 @@ static double score_of(double s, double bias) {
 static void attend_row(const shape *p, double *const *in, int b, int h, int i, double *o,
                        double *lse) {
     int kv = h / (p->heads / p->kv_heads);
-    int offset = p->placed ? p->offset + p->q_start - p->k_start : p->kv_seq - p->seq;
+    int offset = p->pieces ? p->offset + p->q_start - p->k_start : p->kv_seq - p->seq;
+    if (p->pieces == 2 && i >= p->seq / 2) offset += p->second - p->q_start - p->seq / 2;
     double weights[16], sum = 0;
     for (int t = 0; t < p->kv_seq; t++) {
         double s = 0;
@@ -79,7 +81,7 @@ static ml_attention_args arguments(fixture *f, const shape *p) {
                                .head_dim = fixture_axis(f, "d"),
                                .causal = p->causal,
                                .window = p->window,
-                               .placed = p->placed,
+                               .pieces = p->pieces,
                                .offset = p->offset,
                                .scale = 0.7};
 }
@@ -146,16 +148,17 @@ static void check_shape(fixture *f) {
     const shape *p = current;
     snprintf(f->label, sizeof f->label, "shape %d", (int)(p - SHAPES));
     ml_ref sources[7], outputs[2], gradients[3];
-    int places = p->placed ? 2 : 0;
     make_inputs(f, p, sources);
     ml_attention_args args = arguments(f, p);
+    int places = ml_attention_places(&args);
     if (p->scored) make_functions(f, sources, &args);
     ml_attention_args forward = args;
     forward.derivative = 0;
-    ml_ref place[] = {ml_const_int(f->g, ML_I32, p->q_start),
-                      ml_const_int(f->g, ML_I32, p->k_start)};
-    ml_ref given[] = {sources[0], sources[1], sources[2], place[0], place[1], sources[3]};
-    if (!places) given[3] = sources[3];
+    ml_ref given[7] = {sources[0], sources[1], sources[2]};
+    if (p->pieces) given[3] = ml_const_int(f->g, ML_I32, p->q_start);
+    if (p->pieces == 2) given[4] = ml_const_int(f->g, ML_I32, p->second);
+    if (p->pieces) given[2 + places] = ml_const_int(f->g, ML_I32, p->k_start);
+    given[3 + places] = sources[3];
     ml_ref node = ml_attention(f->g, given, 3 + places + p->scored, &forward);
     ml_attention_decompose(f->g, node, outputs);
     CHECK(ml_type_equal(ml_graph_type(f->g, outputs[0]), ml_graph_type(f->g, node)));
@@ -176,9 +179,8 @@ static void check_shape(fixture *f) {
         f, ML_F64,
         ml_arena_format(f->arena, "b%d s%d h%d d%d", p->batch, p->seq, p->heads, p->value_dim), -1,
         1);
-    ml_ref all[] = {sources[0], sources[1], sources[2], node,      ml_out(f->g, node, 1),
-                    cotangent,  place[0],   place[1],   sources[3]};
-    if (!places) all[6] = sources[3];
+    ml_ref all[10] = {sources[0], sources[1], sources[2], node, ml_out(f->g, node, 1), cotangent};
+    memcpy(all + 6, given + 3, sizeof *given * (size_t)(places + 1));
     ml_ref grad = ml_attention_grad(f->g, all, 6 + places + p->scored, &args);
     ml_attention_decompose(f->g, grad, gradients);
     ml_graph_verify(f->g, NULL, "decompose");

@@ -14,9 +14,9 @@ typedef struct {
     bool causal;
     int window;
     score_kind score;
-    bool heads_first, placed;
-    int q_start, k_start, offset;
-    bool opposite; /* a scale below 0 */
+    bool heads_first;
+    int pieces, q_start, k_start, offset, second; /* second: of the second piece of the queries */
+    bool opposite;                                /* a scale below 0 */
 } shape;
 
 static const shape shapes[] = {
@@ -44,6 +44,8 @@ static const shape parts[] = {
     {1, 2, 2, 80, 100, 32, false, 33, NO_SCORE, true, true, 90, 40, -3},
     {1, 2, 2, 66, 66, 64, true, 40, NO_SCORE, false, true, 300, 100, 0}, /* too far away */
     {1, 2, 2, 66, 75, 32, false, 0, SLOPES, false, true, 300, 100, 0},
+    {2, 4, 2, 140, 280, 64, true, 0, NO_SCORE, false, 2, 0, 0, 0, .second = 210}, /* two pieces */
+    {1, 2, 1, 66, 132, 32, true, 40, SLOPES, true, 2, 99, 0, 0, .second = 0},
 };
 
 /* Keys that all queries are too early or too late for: no kernel may read them. */
@@ -76,6 +78,9 @@ static const shape hopper[] = {
     {23, 3, 3, 10, 140, 64, true, 0, NO_SCORE, false}, /* heads in groups, the first one smaller */
     {8, 5, 5, 70, 140, 64, true, 80, DOCUMENTS, false},
     {1, 1, 1, 70, 75, 64, false, 0, NO_SCORE, true, .opposite = true},
+    {1, 2, 1, 300, 600, 64, true, 0, NO_SCORE, false, 2, 0, 0, 0, .second = 450}, /* two pieces */
+    {1, 2, 2, 140, 280, 128, true, 90, SLOPES, true, 2, 140, 0, 0, .second = 70},
+    {1, 1, 1, 150, 300, 64, true, 0, DOCUMENTS, false, 2, 75, 0, 0, .second = 150},
 };
 
 static const shape *current;
@@ -184,13 +189,12 @@ static void check_shape(fixture *f) {
                               .head_dim = fixture_axis(f, "d"),
                               .causal = s->causal,
                               .window = s->window,
-                              .placed = s->placed,
+                              .pieces = s->pieces,
                               .offset = s->offset,
                               .scale = (s->opposite ? -1 : 1) / sqrt(s->dim)};
-    if (s->placed) {
-        sources[count++] = fixture_input(f, ML_I32, "", s->q_start, s->q_start);
-        sources[count++] = fixture_input(f, ML_I32, "", s->k_start, s->k_start);
-    }
+    if (s->pieces) sources[count++] = fixture_input(f, ML_I32, "", s->q_start, s->q_start);
+    if (s->pieces == 2) sources[count++] = fixture_input(f, ML_I32, "", s->second, s->second);
+    if (s->pieces) sources[count++] = fixture_input(f, ML_I32, "", s->k_start, s->k_start);
     if (s->score) args.score = score(f, sources, &count);
     template_spoil(fixture_axis(f, "t"), spoilt[0], spoilt[1]);
     ml_ref o = ml_attention(f->g, sources, count, &args);
@@ -214,9 +218,9 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
     target = (ml_target){.kind = ML_TARGET_C, .threads = threads, .vector_bytes = vector_bytes};
     for (size_t i = 0; i < count; i += step) {
         current = &some[i];
-        kind = spoilt[1] ? "hidden keys" : current->placed ? "part" : "shape";
+        kind = spoilt[1] ? "hidden keys" : current->pieces ? "part" : "shape";
         if (!spoilt[1]) number = (int)i;
-        bool compiled = !known_to_nvrtc && !current->placed && (of == ML_BF16 || i % 8 == 0);
+        bool compiled = !known_to_nvrtc && !current->pieces && (of == ML_BF16 || i % 8 == 0);
         template_use_cuda(test_all() || compiled);
         fixture_run(check_shape, i);
     }

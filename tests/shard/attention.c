@@ -304,18 +304,21 @@ TEST(shard_attention, masks) {
 /* ---- The work of each rank ------------------------------------------------------------------- */
 
 /* Pairs of a query and a key that the attentions of one rank look at: what masks do not hide. */
-static int64_t pairs_of(const ml_graph *g, ml_ref n, int64_t q_start, int64_t k_start) {
+static int64_t pairs_of(const ml_graph *g, ml_ref n, double *const *place) {
     ml_attention_args args;
     ml_attention_read(g, n, &args);
     const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
     const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
     int64_t queries = q->size[ml_type_find(q, args.seq)], pairs = 0;
     int64_t keys = k->size[ml_type_find(k, args.kv_seq)];
-    int64_t offset = args.placed ? args.offset + q_start - k_start : keys - queries;
-    for (int64_t i = 0; i < queries; i++)
+    int64_t piece = args.pieces ? queries / args.pieces : queries;
+    for (int64_t i = 0; i < queries; i++) {
+        int64_t at = i + keys - queries;
+        if (args.pieces)
+            at = i % piece + args.offset + (int64_t)(*place[i / piece] - *place[args.pieces]);
         for (int64_t j = 0; j < keys; j++)
-            pairs +=
-                !(args.causal && j > i + offset) && !(args.window && i + offset - j >= args.window);
+            pairs += !(args.causal && j > at) && !(args.window && at - j >= args.window);
+    }
     int64_t dim = q->size[ml_type_find(q, args.head_dim)];
     return pairs * (ml_type_elements(q) / (queries * dim)); /* of each head of each sample */
 }
@@ -327,17 +330,15 @@ static void count_pairs(fixture *f, const ml_layout *layout, const ml_graph *g, 
         if (ml_graph_node(g, n)->op != ML_OP_ATTENTION) continue;
         ml_attention_args args;
         ml_attention_read(g, n, &args);
-        double **places = ML_NEW_ARRAY(f->arena, double *, 2 * ranks);
+        int count = ml_attention_places(&args);
+        double **places = ML_NEW_ARRAY(f->arena, double *, count *ranks + 1);
         double ***results = ML_NEW_ARRAY(f->arena, double **, ranks);
-        for (int64_t r = 0; r < ranks; r++) results[r] = places + 2 * r;
-        if (args.placed)
+        for (int64_t r = 0; r < ranks; r++) results[r] = places + count * r;
+        if (count)
             shard_run_ranks(g, layout, NULL, NULL,
-                            ml_graph_sources(g, n) + ml_attention_captured(g, n) - 2, 2, results,
-                            f->arena);
-        for (int64_t r = 0; r < ranks; r++)
-            pairs[r] += args.placed
-                            ? pairs_of(g, n, (int64_t)*results[r][0], (int64_t)*results[r][1])
-                            : pairs_of(g, n, 0, 0);
+                            ml_graph_sources(g, n) + ml_attention_captured(g, n) - count, count,
+                            results, f->arena);
+        for (int64_t r = 0; r < ranks; r++) pairs[r] += pairs_of(g, n, results[r]);
     }
 }
 
@@ -357,7 +358,7 @@ static void check_work(fixture *f, const char *text, double most) {
         sum += pairs[r];
         largest = pairs[r] > largest ? pairs[r] : largest;
     }
-    CHECK_EQ_INT(sum, pairs_of(f->g, o, 0, 0));
+    CHECK_EQ_INT(sum, pairs_of(f->g, o, NULL));
     CHECK_NEAR(balance, (double)(largest * ranks) / (double)sum, 1e-12);
     EXPECT(CHECK(100.0 * (double)(largest * ranks) <= most * (double)sum + 1e-6),
            "%s under %s: the busiest rank has %.1f%% of the average", mask->name, text,
@@ -474,13 +475,14 @@ static int cudnn_calls(fixture *f, const char *text, int *of) {
     return asked;
 }
 
-/* No call of a causal ring needs places. With gathered keys one of three has no mask. */
+/* No call of a causal ring needs places. With gathered keys there is one call a direction, by
+ * kernels that are given the places of both halves of the queries. */
 static void cudnn_serves(fixture *f) {
     int of;
     CHECK_EQ_INT(cudnn_calls(f, "cp4 acts s t", &of), 14);
     CHECK_EQ_INT(of, 14); /* own keys at once, two calls for each other rank's; backward too */
-    CHECK_EQ_INT(cudnn_calls(f, "cp4 acts s", &of), 2);
-    CHECK_EQ_INT(of, 6);
+    CHECK_EQ_INT(cudnn_calls(f, "cp4 acts s", &of), 0);
+    CHECK_EQ_INT(of, 2);
 }
 TEST(shard_attention, cudnn_serves) {
     fixture_run(cudnn_serves, 3);

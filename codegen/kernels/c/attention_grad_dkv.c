@@ -30,9 +30,9 @@ static void compute_block(char *const *p, int batch, int kv_head, int key) {
     for (int i = 0; i < KEYS * HEAD_WIDTH; i++) dk_tile[i] = 0;
     for (int i = 0; i < KEYS * VALUE_WIDTH; i++) dv_tile[i] = 0;
     int last_key = key + keys - 1;
-    int first_query = FIRST_QUERY(key), end_query = END_QUERY(last_key);
-    for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++)
-        for (int query = first_query; query < end_query; query += QUERIES) {
+    for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++) {
+        int end_query = END_QUERY(last_key);
+        for (int query = FIRST_QUERY(key); query < end_query; query += QUERIES) {
             int queries = SEQ - query < QUERIES ? SEQ - query : QUERIES;
             long offset = key - SHIFT - query;
             load_queries(p, batch, head, query, queries, query_tile, out_tile, lse, delta);
@@ -50,6 +50,7 @@ static void compute_block(char *const *p, int batch, int kv_head, int key) {
                 for (int d = 0; d < HEAD_DIM; d++)
                     dq[i * DQ_SEQ + d * DQ_DIM] += dq_tile[i * HEAD_WIDTH + d] * SCALE;
         }
+    }
     for (int i = 0; i < keys; i++) {
         for (int d = 0; d < HEAD_DIM; d++)
             dk[i * DK_SEQ + d * DK_DIM] = STORE(dk_tile[i * HEAD_WIDTH + d]);

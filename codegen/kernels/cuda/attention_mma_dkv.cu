@@ -31,6 +31,23 @@ static __device__ __forceinline__ void load_slot(const arguments &a, unsigned ti
             r < queries ? delta[((long long)batch * HEADS + head) * SEQ + query + r] : 0;
     }
 }
+/* The next pair of a head and a tile of queries: of two pieces not all tiles see the keys. */
+static __device__ __forceinline__ int next_step(const arguments &a, int step, int steps,
+                                                int kv_head, int blocks, int first, int key) {
+    step++;
+#if PIECES == 2
+    POSITIONS;
+    int keys = KEYS;
+    (void)keys;
+    for (; step < steps; step++) {
+        int head = kv_head * GROUP + step / blocks, query = first + step % blocks * QUERIES;
+        int last_query = query + QUERIES - 1;
+        (void)head, (void)last_query;
+        if (!HIDDEN(query, last_query, key, keys)) break;
+    }
+#endif
+    return step;
+}
 extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
     POSITIONS;
@@ -45,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     int warp = threadIdx.x / 32, own = key + warp * WARP_TILES * 16;
     int last_key = key + KEYS - 1 < KV_SEQ ? key + KEYS - 1 : KV_SEQ - 1, keys = KEYS;
     (void)last_key, (void)keys;
-    int first = FIRST_QUERY(key), end = END_QUERY(last_key);
+    int first = EARLIEST_QUERY(key), end = LATEST_END(last_key);
     first = first / QUERIES * QUERIES;
     load_tile(keys_at, HEAD_ROW, ROW_OF(const ml_bf16, K, kv_head, key), K_SEQ, KV_SEQ - key,
               HEAD_DIM, KEYS, HEAD_WIDTH);
@@ -53,13 +70,17 @@ extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
               VALUE_DIM, KEYS, VALUE_WIDTH);
     copies_commit();
     int blocks = end > first ? (end - first + QUERIES - 1) / QUERIES : 0, steps = blocks * GROUP;
-    if (steps) load_slot(a, slots_at, rows, batch, kv_head * GROUP, first);
+    int step = next_step(a, -1, steps, kv_head, blocks, first, key);
+    if (step < steps)
+        load_slot(a, slots_at, rows, batch, kv_head * GROUP + step / blocks,
+                  first + step % blocks * QUERIES);
     float dk[WARP_TILES][DK_WIDTH / 8][4] = {}, dv[WARP_TILES][DV_WIDTH / 8][4] = {};
-    for (int step = 0; step < steps; step++) {
+    for (int slot = 0, after; step < steps; step = after, slot ^= 1) {
         copies_wait();
         __syncthreads();
         int head = kv_head * GROUP + step / blocks, query = first + step % blocks * QUERIES;
-        int slot = step % 2, other = slot ^ 1, after = step + 1;
+        int other = slot ^ 1;
+        after = next_step(a, step, steps, kv_head, blocks, first, key);
         if (after < steps)
             load_slot(a, slots_at + other * SLOT_BYTES, rows + other * 2 * QUERIES, batch,
                       kv_head * GROUP + after / blocks, first + after % blocks * QUERIES);
@@ -67,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
         unsigned grad_outs_at = queries_at + QUERIES * HEAD_ROW * 2;
         const float *lse = rows + slot * 2 * QUERIES;
         int last_query = query + QUERIES - 1;
-        (void)last_query;
+        (void)last_query, (void)head;
         float s[WARP_TILES][QUERIES / 8][4] = {}, dp[WARP_TILES][QUERIES / 8][4] = {};
         multiply(s, keys_at + warp * WARP_TILES * 16 * HEAD_ROW * 2, HEAD_ROW, queries_at, HEAD_ROW,
                  HEAD_WIDTH);

@@ -14,15 +14,16 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
     int batch = blockIdx.x / (KEY_TILES * KV_HEADS);
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     int keys = KV_SEQ - key < TILE ? KV_SEQ - key : TILE;
-    int last_key = key + keys - 1, first = FIRST_QUERY(key), end = END_QUERY(last_key);
+    int last_key = key + keys - 1;
     (void)last_key;
     const ELEMENT *k = HEAD_OF(const ELEMENT, K, kv_head);
     const ELEMENT *v = HEAD_OF(const ELEMENT, V, kv_head);
     load_tile(keys_tile, HEAD_ROW, k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
     load_tile(values_tile, VALUE_ROW, v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, 1);
     REAL dk[EACH][HEAD_EACH] = {}, dv[EACH][VALUE_EACH] = {};
-    for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++)
-        for (int query = first; query < end; query += TILE) {
+    for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++) {
+        int end = END_QUERY(last_key);
+        for (int query = FIRST_QUERY(key); query < end; query += TILE) {
             int queries = SEQ - query < TILE ? SEQ - query : TILE;
             __syncthreads();
             load_queries(a, batch, head, query, queries_tile, grad_out_tile, lse);
@@ -38,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
                      queries);
             multiply(dk, slopes, 1, TILE_ROW, queries_tile, 1, HEAD_ROW, HEAD_DIM, queries);
         }
+    }
     for (int i = 0; i < EACH; i++) {
         int kv = key + ty + 16 * i;
         ELEMENT *to_k = ROW_OF(ELEMENT, DK, kv_head, kv);

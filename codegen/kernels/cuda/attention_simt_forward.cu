@@ -72,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
         for (int j = 0; j < VALUE_EACH; j++)
             if (qi < SEQ && tx + 16 * j < VALUE_DIM)
                 o[(tx + 16 * j) * O_DIM] = STORE(out[i][j] * inverse);
+        LSE_ELEMENT *lse = ROW_OF(LSE_ELEMENT, LSE, head, qi);
         if (tx == 0 && qi < SEQ)
-            ((LSE_ELEMENT *)a.p[LSE_AT])[LSE_BATCH(batch) + head * LSE_HEAD + qi * LSE_SEQ] =
-                row_total[i] == 0 ? -ML_INF : row_largest[i] + LOG(row_total[i]);
+            *lse = row_total[i] == 0 ? -ML_INF : row_largest[i] + LOG(row_total[i]);
     }
 }

@@ -45,8 +45,7 @@ static __device__ __forceinline__ void load_queries(const arguments &a, int batc
     if (threadIdx.x < TILE) {
         REAL x = 0;
         if ((int)threadIdx.x < queries)
-            x = ((const LSE_ELEMENT *)a.p[LSE_AT])[LSE_BATCH(batch) + head * LSE_HEAD +
-                                                   (query + threadIdx.x) * LSE_SEQ];
+            x = HEAD_OF(const LSE_ELEMENT, LSE, head)[(query + threadIdx.x) * LSE_SEQ];
         lse[threadIdx.x] = x == -ML_INF ? -(LOWEST) : x;
     }
 }

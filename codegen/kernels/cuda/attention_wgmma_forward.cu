@@ -33,9 +33,21 @@
 struct work_item {
     int query, first, blocks;
 };
+/* Of two pieces the later one of all heads first: its queries see more keys, and the last blocks
+ * are to be short. */
+static __device__ __forceinline__ void order_of_pieces(const arguments &a, int &head, int &batch) {
+#if PIECES == 2
+    POSITIONS;
+    int units = gridDim.x / BLOCKS_PER_HEAD, unit = batch * HEADS + head;
+    bool second = (unit < units / 2) == (apart > 0);
+    unit %= units / 2;
+    batch = unit / (HEADS / 2), head = unit % (HEADS / 2) * 2 + second;
+#endif
+}
 /* The j-th block of queries of this thread block, and which tiles of keys it needs. Where it needs
  * none, one behind the last key is taken: zeros. */
-static __device__ __forceinline__ bool find_work(const arguments &a, int j, work_item &work) {
+static __device__ __forceinline__ bool find_work(const arguments &a, int head, int j,
+                                                 work_item &work) {
     POSITIONS;
     int i = blockIdx.x % BLOCKS_PER_HEAD + j / 2 * BLOCKS_PER_HEAD, block = QUERY_BLOCKS - 1 - i;
     if (WORKS > 1 && i > block) return false;
@@ -45,7 +57,7 @@ static __device__ __forceinline__ bool find_work(const arguments &a, int j, work
     }
     int query = block * ROWS;
     int last_query = query + ROWS - 1 < SEQ ? query + ROWS - 1 : SEQ - 1;
-    (void)last_query;
+    (void)last_query, (void)head;
     int first = FIRST_KEY(query), end = END_KEY(last_query);
     first = first / TILE * TILE;
     int blocks = end > first ? (end - first + TILE - 1) / TILE : 0;
@@ -105,7 +117,7 @@ static __device__ __forceinline__ void produce(const arguments &a, int batch, in
     tile_producer producer = {barriers};
     for (int j = 0, number = 0; j < WORKS; j++) {
         work_item work;
-        if (!find_work(a, j, work)) continue;
+        if (!find_work(a, head, j, work)) continue;
         int buffer = number % 2, *list = lists + buffer * LIST_SIZE + 1;
         if (number > 1) producer.await(barriers + (2 * SLOTS + buffer) * 8, (number / 2 & 1) ^ 1);
         number++;
@@ -305,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) ENTRY(argum
     unsigned barriers = slots + SLOTS * TILE_BYTES;
     int *lists = (int *)(query_tiles + (barriers - queries_at) + 16 * SLOTS + 16);
     int head = blockIdx.x / BLOCKS_PER_HEAD % HEADS, batch = blockIdx.x / (BLOCKS_PER_HEAD * HEADS);
+    order_of_pieces(a, head, batch);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) /* the queries' are empty again */
             barrier_init(barriers + (2 * SLOTS + i) * 8, GROUPS * 128);
@@ -319,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) ENTRY(argum
         if (TAKE_TURNS && threadIdx.x / 128 == GROUPS - 1) pass_turn(0);
         for (int j = 0, number = 0; j < WORKS; j++) {
             work_item work;
-            if (!find_work(a, j, work)) continue;
+            if (!find_work(a, head, j, work)) continue;
             int buffer = number++ % 2;
             float out[DIM / 2] = {}, row_max[2] = {LOWEST, LOWEST}, row_sum[2] = {};
             consume(a, batch, head, work.query + own, work.first, work.blocks,

@@ -173,10 +173,10 @@ static __device__ __forceinline__ void slopes_of_tile(const arguments &a, const 
                                                       float (&s)[TILE / 2], float (&dp)[TILE / 2]) {
     POSITIONS;
     const float *rows = (const float *)(base + statistics_at) + slot * (2 * TILE);
-    int key = m.key + threadIdx.x / 128 * 64, query = m.query;
+    int key = m.key + threadIdx.x / 128 * 64, query = m.query, head = m.head;
     int keys = 64, last_query = query + TILE - 1;
     bool part = (m.states >> threadIdx.x / 128 * 2 & 3) != SHOWN_WHOLE;
-    (void)keys, (void)last_query;
+    (void)keys, (void)last_query, (void)head;
     if (MASKED || part || key + 64 > KV_SEQ || NEEDS_MASK(query, last_query, key, keys))
         slopes_of_rows<true>(a, m.batch, m.head, query, key, rows, s, dp);
     else
@@ -185,9 +185,9 @@ static __device__ __forceinline__ void slopes_of_tile(const arguments &a, const 
 /* Does no query of this tile see any of this warpgroup's keys? */
 static __device__ __forceinline__ bool all_hidden(const arguments &a, const tile_message &m) {
     POSITIONS;
-    int key = m.key + warpgroup() * 64, query = m.query;
+    int key = m.key + warpgroup() * 64, query = m.query, head = m.head;
     int keys = 64, last_query = query + TILE - 1;
-    (void)keys, (void)last_query, (void)query;
+    (void)keys, (void)last_query, (void)query, (void)head;
     return (m.states >> warpgroup() * 2 & 3) == 0 || key >= KV_SEQ ||
            HIDDEN(query, last_query, key, keys);
 }

@@ -15,12 +15,17 @@
 /* What a tile of queries is to a block of keys: -1, or how many blocks add to its dq before, and in
  * the last four bits the states of the block's two halves. */
 #if LISTED
-#define TILE_ENTRY                                                                                 \
+#define SHOWN_ENTRY                                                                                \
     ((const int *)((const float *)a.p[DELTA_AT] + ENTRIES_AT))                                     \
         [(((long long)batch * MASK_HEADS + MASK_HEAD) * KEY_BLOCKS + key / ROWS) * QUERY_TILES +   \
          query / TILE]
 #else
-#define TILE_ENTRY ((key / ROWS - FIRST_KEY(query) / ROWS) * 16 + SHOWN_WHOLE * 5)
+#define SHOWN_ENTRY ((key / ROWS - FIRST_KEY(query) / ROWS) * 16 + SHOWN_WHOLE * 5)
+#endif
+#if PIECES == 2 /* one piece of the queries may see these keys, and not the other */
+#define TILE_ENTRY (HIDDEN(query, query + TILE - 1, key, ROWS) ? -1 : SHOWN_ENTRY)
+#else
+#define TILE_ENTRY SHOWN_ENTRY
 #endif
 
 struct __align__(16) tile_message {
@@ -129,20 +134,35 @@ static __device__ __forceinline__ void copy_rows(unsigned tile, const ml_bf16 *f
         }
 }
 /* The tiles of queries that see a work tile's keys, in the heads that share these: the last queries
- * first, of all heads. Looked up 32 at a time: each lane holds the TILE_ENTRY of one tile. */
+ * first, of all heads; of two pieces all of the later one before the other, as work tiles that run
+ * together have different numbers of the other's tiles, and each adds to dq in turn. Looked up 32
+ * at a time: each lane holds the TILE_ENTRY of one tile. */
 struct query_tiles {
     int batch, kv_head, key, end, next, count, found;
     unsigned left;
+#if PIECES == 2
+    int later; /* which piece is */
+#endif
     __device__ __forceinline__ query_tiles(const arguments &a, int batch, int kv_head, int key)
         : batch(batch), kv_head(kv_head), key(key), next(0), left(0) {
         POSITIONS;
         int last_key = key + ROWS - 1 < KV_SEQ ? key + ROWS - 1 : KV_SEQ - 1;
         (void)last_key;
-        int first = FIRST_QUERY(key) / TILE;
-        end = (END_QUERY(last_key) + TILE - 1) / TILE, count = (end - first) * GROUP;
+        int first = EARLIEST_QUERY(key) / TILE;
+#if PIECES == 2
+        later = apart > 0;
+#endif
+        end = (LATEST_END(last_key) + TILE - 1) / TILE, count = (end - first) * GROUP;
     }
     __device__ __forceinline__ void locate(int i, int &head, int &query) const {
+#if PIECES == 2
+        int piece = later;
+        if (i >= count / 2) i -= count / 2, piece ^= 1;
+        head = kv_head * GROUP + i % (GROUP / 2) * 2 + piece;
+        query = (end - 1 - i / (GROUP / 2)) * TILE;
+#else
         head = kv_head * GROUP + i % GROUP, query = (end - 1 - i / GROUP) * TILE;
+#endif
     }
     __device__ __forceinline__ bool more(const arguments &a) {
         while (!left) {

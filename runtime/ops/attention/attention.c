@@ -7,7 +7,7 @@
 #include "runtime/ops/attention/attention.h"
 #include "runtime/ops/attention/attention_internal.h"
 
-enum { ARGS = 12, QKV = 3, GRAD_SOURCES = 6, PLACES = 2 };
+enum { ARGS = 12, QKV = 3, GRAD_SOURCES = 6 };
 
 ml_dtype attention_dtype(ml_dtype dtype) {
     return dtype == ML_F64 ? ML_F64 : ML_F32;
@@ -17,14 +17,14 @@ static void pack(const ml_attention_args *a, int64_t *args) {
     int64_t scale;
     memcpy(&scale, &a->scale, sizeof scale);
     int64_t all[ARGS] = {a->seq,    a->kv_seq, a->heads,  a->kv_heads, a->head_dim, a->causal,
-                         a->window, a->placed, a->offset, scale,       a->score,    a->derivative};
+                         a->window, a->pieces, a->offset, scale,       a->score,    a->derivative};
     memcpy(args, all, sizeof all);
 }
 
 static ml_attention_args unpack(const int64_t *args) {
     ml_attention_args a = {
         (ml_axis)args[0], (ml_axis)args[1], (ml_axis)args[2], (ml_axis)args[3], (ml_axis)args[4],
-        args[5] != 0,     args[6],          args[7] != 0,     args[8],          0,
+        args[5] != 0,     args[6],          (int)args[7],     args[8],          0,
         (ml_ref)args[10], (ml_ref)args[11]};
     memcpy(&a.scale, &args[9], sizeof a.scale);
     return a;
@@ -36,8 +36,9 @@ void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args) {
 }
 
 int ml_attention_captured(const ml_graph *g, ml_ref n) {
-    bool placed = unpack(ml_graph_args(g, n)).placed;
-    return (ml_graph_node(g, n)->op == ML_OP_ATTENTION ? QKV : GRAD_SOURCES) + placed * PLACES;
+    ml_attention_args args = unpack(ml_graph_args(g, n));
+    return (ml_graph_node(g, n)->op == ML_OP_ATTENTION ? QKV : GRAD_SOURCES) +
+           ml_attention_places(&args);
 }
 
 /* The sum of max(0, min(i, keys)) over all i below x. */
@@ -190,7 +191,7 @@ static void check_functions(const infer *in, const ml_attention_args *a, int cap
 void attention_infer(infer *in, ml_type *out) {
     ml_attention_args a = unpack(in->args);
     bool grad = in->op == ML_OP_ATTENTION_GRAD;
-    int captured = (grad ? GRAD_SOURCES : QKV) + a.placed * PLACES;
+    int captured = (grad ? GRAD_SOURCES : QKV) + ml_attention_places(&a);
     if (in->source_count < captured)
         ml_raise(ML_INTERNAL, "%s has %d operands", ml_ops[in->op].name, in->source_count);
     for (int i = 0; i < QKV; i++) infer_float_only(in, i);
@@ -204,11 +205,13 @@ void attention_infer(infer *in, ml_type *out) {
     ml_attention_score_type(in->g, in->sources[0], in->sources[1], &a, &score);
     for (int i = captured; i < in->source_count; i++) check_captured(in, i, &score);
     check_functions(in, &a, captured, &score);
-    for (int i = captured - a.placed * PLACES; i < captured; i++) {
+    for (int i = captured - ml_attention_places(&a); i < captured; i++) {
         infer_dtype(in, i, ML_I32, "the place of attention's operand");
         if (infer_source(in, i)->rank) ml_raise(ML_INTERNAL, "attention's places are numbers");
     }
-    if (!a.placed && a.offset) ml_raise(ML_INTERNAL, "attention has an offset and no places");
+    if (!a.pieces && a.offset) ml_raise(ML_INTERNAL, "attention has an offset and no places");
+    if (a.pieces < 0 || a.pieces > 2 || (a.pieces && score.size[score.rank - 2] % a.pieces))
+        ml_raise(ML_INTERNAL, "attention's queries are not %d equal pieces", a.pieces);
     if (grad && (a.score != 0) != (a.derivative != 0))
         ml_raise(ML_INTERNAL, "attention_grad needs both a score function and its derivative");
     const ml_type *q = infer_source(in, 0);
@@ -251,7 +254,7 @@ static ml_ref add(ml_graph *g, ml_op op, const ml_ref *sources, int count,
     if (args->score || args->derivative) {
         ml_attention_args plain = *args;
         plain.score = plain.derivative = 0;
-        plain.placed = false;
+        plain.pieces = 0;
         plain.offset = 0;
         int64_t unchecked[ARGS];
         pack(&plain, unchecked);

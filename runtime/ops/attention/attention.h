@@ -22,15 +22,16 @@ static inline bool ml_op_attends(ml_op op) {
  * MAP, IOTA and CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and
  * PARAM(1 + i) = captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) =
  * captured, and PARAM(1 + captured count) = the cotangent.
- * Where q and k are `placed`, they are rows of something longer, from indices on that two i32
- * numbers say: masks and the indices of score functions count from there, and `offset` is the whole
- * attention's. There are no places otherwise. Kernels skip what a mask hides. */
+ * Where q and k are rows of something longer, i32 numbers say from which indices on: of q, or of
+ * each of two equal `pieces` of it, which need not be neighbours, and of k. Masks and the indices
+ * of score functions count from there, and `offset` is the whole attention's. There are no places
+ * otherwise. Kernels skip what a mask hides. */
 typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;
     int64_t window; /* 0: none */
-    bool placed;
-    int64_t offset; /* 0 where not placed */
+    int pieces;     /* 0: whole; else 1 or 2, of which the queries are */
+    int64_t offset; /* 0 where whole */
     double scale;
     ml_ref score;      /* 0: none */
     ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
@@ -43,7 +44,11 @@ void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
  * 0: none. In closed form: sequences may be too long for a loop over them. Exact to 2^53. */
 double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool causal,
                           int64_t window);
-/* Which source is the first captured one; the places are the two before it. */
+/* How many of the sources are places: those of the queries' pieces, then that of the keys. */
+static inline int ml_attention_places(const ml_attention_args *args) {
+    return args->pieces ? args->pieces + 1 : 0;
+}
+/* Which source is the first captured one; the places are before it. */
 int ml_attention_captured(const ml_graph *g, ml_ref n);
 /* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */
 void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,

@@ -18,7 +18,8 @@ typedef struct {
     int64_t kv_heads, group_size;
     ml_ref mask;      /* bool over seq, kv_seq: may attend; 0 where all may */
     int captured;     /* the first captured source */
-    ml_ref places[2]; /* of q and k; 0 where they are whole */
+    ml_ref places[2]; /* of q and k; 0 where they are whole. Of q in two pieces: over seq, what is
+                         added to a row's number */
 } parts;
 
 static ml_ref in_dtype(parts *p, ml_ref n) {
@@ -45,8 +46,8 @@ static ml_ref make_mask(parts *p) {
     int64_t seq = p->score.size[p->score.rank - 2], kv_seq = p->score.size[p->score.rank - 1];
     ml_ref mask = 0;
     if (!a->causal && !a->window) return 0;
-    ml_ref offset = ml_const_int(g, ML_I32, a->placed ? a->offset : kv_seq - seq);
-    if (a->placed) {
+    ml_ref offset = ml_const_int(g, ML_I32, a->pieces ? a->offset : kv_seq - seq);
+    if (a->pieces) {
         offset = ml_map2(g, ML_OP_ADD, offset, p->places[0]);
         offset = ml_map2(g, ML_OP_SUB, offset, p->places[1]);
     }
@@ -56,12 +57,24 @@ static ml_ref make_mask(parts *p) {
     query = ml_broadcast(g, query, &plane);
     ml_ref key = ml_iota(g, a->kv_seq, kv_seq);
     if (a->causal) mask = ml_map2(g, ML_OP_GE, query, key);
-    if (a->window && a->window < (a->placed ? INT32_MAX : seq + kv_seq)) {
+    if (a->window && a->window < (a->pieces ? INT32_MAX : seq + kv_seq)) {
         ml_ref near = ml_map2(g, ML_OP_LT, ml_map2(g, ML_OP_SUB, query, key),
                               ml_const_int(g, ML_I32, a->window));
         mask = mask ? ml_map2(g, ML_OP_AND, mask, near) : near;
     }
     return mask;
+}
+
+/* `end`: of the places among the sources. */
+static void find_places(parts *p, const ml_ref *end) {
+    ml_graph *g = p->g;
+    int64_t seq = p->score.size[p->score.rank - 2];
+    p->places[0] = end[-ml_attention_places(&p->args)];
+    p->places[1] = end[-1];
+    if (p->args.pieces < 2) return;
+    ml_ref half = ml_const_int(g, ML_I32, seq / 2);
+    ml_ref first = ml_map2(g, ML_OP_LT, ml_iota(g, p->args.seq, seq), half);
+    p->places[0] = ml_where(g, first, p->places[0], ml_map2(g, ML_OP_SUB, end[-2], half));
 }
 
 static parts start(ml_graph *g, ml_ref n) {
@@ -80,8 +93,7 @@ static parts start(ml_graph *g, ml_ref n) {
         p.group = ml_axis_named(g, "group'heads");
     }
     p.captured = ml_attention_captured(g, n);
-    for (int i = 0; i < 2 && p.args.placed; i++)
-        p.places[i] = ml_graph_source(g, n, p.captured - 2 + i);
+    if (p.args.pieces) find_places(&p, ml_graph_sources(g, n) + p.captured);
     p.mask = make_mask(&p);
     return p;
 }

@@ -42,7 +42,7 @@ static bool decomposes(const ml_graph *g, ml_ref n, int64_t longest) {
  * is placed, whose places are known to the ranks alone: on average over them it is one half. */
 static double unmasked_pairs(const ml_attention_args *args, int64_t seq, int64_t kv_seq) {
     if (!args->causal && !args->window) return (double)seq * (double)kv_seq;
-    if (args->placed) {
+    if (args->pieces) {
         double keys = args->causal ? (double)kv_seq / 2 : (double)kv_seq;
         if (args->window && (double)args->window < keys) keys = (double)args->window;
         return (double)seq * keys;

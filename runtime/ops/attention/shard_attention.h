@@ -35,9 +35,10 @@ typedef struct {
 
 /* Rows of queries or of keys. */
 typedef struct {
-    ml_ref *of;   /* by source: these rows of it; 0 where it does not have such rows */
-    ml_ref start; /* i32: the first one's index in the whole; no node: it is 0 */
-    ml_ref block; /* i32: which of the blocks of `size` rows of the whole; no node: keys are all */
+    ml_ref *of;    /* by source: these rows of it; 0 where it does not have such rows */
+    ml_ref start;  /* i32: the first one's index in the whole; no node: it is 0 */
+    ml_ref second; /* i32: that of the second half of queries in two pieces; no node: in one */
+    ml_ref block;  /* i32: which of the blocks of `size` rows of the whole; no node: keys are all */
     int64_t size;
 } shard_rows;
 

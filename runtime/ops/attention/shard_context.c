@@ -9,8 +9,11 @@
  * 2 r + 1 by the rule, keeps the first and swaps the second with rank n - 1 - r (REVERSE), whose
  * second one is 2 n - 1 - 2 r. Every rank then has blocks low and 2 n - 1 - low: equal work for
  * all. Results are swapped back. Everything outside of attention keeps the rule's contiguous parts,
- * so that no other op has to know; the price is half of q, k, v and o on the network forward, and
- * half of o, do, dq, dk and dv backward.
+ * so that no other op has to know; the price is half of q and o on the network forward (in a ring
+ * of k and v too), and half of o, do and dq backward (dk, dv).
+ *
+ * With gathered keys that is one call forward and one backward, on queries that are two pieces with
+ * a place each (ml_attention_args).
  *
  * In the rounds of a ring after the first, what the mask hides is known without looking at
  * positions: a rank's high queries see the low keys of every other rank; besides, its low queries
@@ -245,18 +248,17 @@ static void set_block(halves *h, shard_rows *rows, ml_ref block) {
     rows->size = h->size;
 }
 
-/* The forward pass's statistics are kept as it made them, unless it is in another program or its
- * parts lay elsewhere. */
-static bool kept_lse(halves *h, int k, ml_ref part[2]) {
-    shard_attention *x = h->x;
+/* The forward pass's statistics are kept as it made them (of low and high rows, or all), unless it
+ * is in another program or its parts lay elsewhere. */
+static bool kept_lse(const shard_attention *x, int k, ml_ref part[2]) {
     ml_ref source = ml_graph_source(x->s->from, x->n, k);
     if (!x->grad || k != ATTENTION_LSE || ml_graph_node(x->s->from, source)->op != ML_OP_OUT)
         return false;
     const shard_value *made = &x->s->values[ml_graph_source(x->s->from, source, 0)];
-    if (!made->kept[LOW]) return false;
+    if (!made->kept[0]) return false;
     for (int i = 0; i < x->s->layout->count; i++)
         if (!shard_same(made->output_places[1].over[i], x->need[k].over[i])) return false;
-    part[LOW] = made->kept[LOW], part[HIGH] = made->kept[HIGH];
+    part[0] = made->kept[0], part[1] = made->kept[1];
     return true;
 }
 
@@ -273,7 +275,7 @@ static halves trade_queries(shard_attention *x) {
     }
     for (int k = 0; k < x->count; k++) {
         if (k == K || k == V || !shard_attention_along(x, k, axis)) continue;
-        if (!kept_lse(&h, k, part)) trade(&h, x->sources[k], axis, part);
+        if (!kept_lse(x, k, part) || !part[HIGH]) trade(&h, x->sources[k], axis, part);
         h.q[LOW].of[k] = part[LOW], h.q[HIGH].of[k] = part[HIGH];
     }
     return h;
@@ -304,29 +306,6 @@ static void call_halves(halves *h, int q, int k, bool causal) {
     ml_ref made[ML_MAX_OUTPUTS];
     shard_attention_call(h->x, &h->q[q], &h->k[k], causal, false, made);
     contribute(h, q, k, 0, made);
-}
-
-/* Half of the blocks are low ones: keys of the first half are seen by all high queries, those of
- * the second half by no low ones. */
-static void balanced_gathered(shard_attention *x, ml_ref *outputs) {
-    halves h = trade_queries(x);
-    ml_axis axis = x->args.kv_seq;
-    int64_t size = size_along(x, x->sources[K], axis) / 2;
-    for (int j = 0; j < 2; j++) {
-        h.k[j] = (shard_rows){by_source(x), integer(x, j * size), integer(x, j), size};
-        again(x, true);
-        for (int i = K; i <= V; i++)
-            h.k[j].of[i] = ml_slice(x->g, x->sources[i], axis, j * size, (j + 1) * size);
-        again(x, false);
-    }
-    call_halves(&h, HIGH, LOW, false);
-    call_halves(&h, HIGH, HIGH, true);
-    call_halves(&h, LOW, LOW, true);
-    finish_queries(&h, outputs);
-    for (int i = K; i <= V && x->grad; i++) {
-        for (int j = 0; j < 2; j++) h.sum[i][j] = as_source(x, h.sum[i][j]);
-        outputs[i] = ml_concat(x->g, h.sum[i], 2, axis);
-    }
 }
 
 /* ---- The ring of traded halves --------------------------------------------------------------- */
@@ -438,6 +417,46 @@ static void balanced_ring(shard_attention *x, ml_ref *outputs) {
         for (int j = 0; j < 2; j++) part[j] = as_source(x, h.sum[i][j]);
         outputs[i] = trade_back(&h, part, axis);
     }
+}
+
+/* ---- Gathered keys, queries in two pieces ---------------------------------------------------- */
+
+/* The first half of the rows, and the second one that the rank at the other end has there. */
+static ml_ref swap_second_half(shard_attention *x, ml_ref n, ml_axis axis) {
+    int64_t size = size_along(x, n, axis) / 2;
+    ml_ref second = ml_slice(x->g, n, axis, size, 2 * size);
+    ml_ref both[] = {ml_slice(x->g, n, axis, 0, size),
+                     between_ranks(x, ML_OP_REVERSE, x->queries, second)};
+    return ml_concat(x->g, both, 2, axis);
+}
+
+/* q is swapped once, in the forward pass, and kept so for the backward pass. */
+static shard_rows queries_in_pieces(shard_attention *x) {
+    ml_axis axis = x->args.seq;
+    int64_t size = size_along(x, x->sources[Q], axis), ranks = x->s->layout->axis[x->queries].size;
+    ml_ref rank = coordinate(x, x->queries), lse[2];
+    ml_ref opposite = add2(x, ML_OP_SUB, integer(x, ranks - 1), rank);
+    shard_rows q = {.of = by_source(x), .start = times(x, rank, size), .size = size};
+    q.second = add2(x, ML_OP_ADD, times(x, opposite, size), integer(x, size / 2));
+    for (int k = 0; k < x->count; k++) {
+        if (k == K || k == V || !shard_attention_along(x, k, axis)) continue;
+        if (kept_lse(x, k, lse) && !lse[1]) {
+            q.of[k] = lse[0];
+            continue;
+        }
+        again(x, k != Q);
+        q.of[k] = swap_second_half(x, x->sources[k], axis);
+        again(x, false);
+    }
+    return q;
+}
+
+static void balanced_gathered(shard_attention *x, ml_ref *outputs) {
+    shard_rows q = queries_in_pieces(x), k = whole_keys(x);
+    shard_attention_call(x, &q, &k, true, false, outputs);
+    if (!x->grad) x->s->values[x->n].kept[0] = outputs[1];
+    for (int i = 0; i < (x->grad ? 1 : 2); i++)
+        outputs[i] = swap_second_half(x, outputs[i], x->args.seq);
 }
 
 /* ---- Which of them --------------------------------------------------------------------------- */

@@ -200,18 +200,20 @@ static ml_ref source_of(shard_attention *x, int i, const shard_rows *q, const sh
 
 void shard_attention_call(shard_attention *x, const shard_rows *q, const shard_rows *k, bool causal,
                           bool aligned, ml_ref *outputs) {
-    ml_ref *sources = ML_NEW_ARRAY(x->s->scratch, ml_ref, x->count + 2 + ML_MAX_AXES);
+    ml_ref *sources = ML_NEW_ARRAY(x->s->scratch, ml_ref, x->count + 3 + ML_MAX_AXES);
     ml_attention_args args = x->args;
     int count = 0;
     args.kv_heads = x->kv_heads;
     args.causal = causal;
-    args.placed = x->seq_cut && !aligned && (causal || args.window || x->indexed);
+    bool placed = x->seq_cut && !aligned && (causal || args.window || x->indexed);
+    args.pieces = placed ? 1 + (q->second != 0) : 0;
     int64_t whole = x->score.size[x->score.rank - 2], keys = x->score.size[x->score.rank - 1];
-    args.offset = args.placed ? keys - whole : 0;
+    args.offset = placed ? keys - whole : 0;
     for (int i = 0; i < x->captured; i++) sources[count++] = source_of(x, i, q, k);
     ml_ref zero = ml_const_int(x->g, ML_I32, 0);
-    if (args.placed) {
+    if (placed) {
         sources[count++] = q->start ? q->start : zero;
+        if (q->second) sources[count++] = q->second;
         sources[count++] = k->start ? k->start : zero;
     }
     function_copy copy = {.x = x, .sources = sources, .first = count};
@@ -250,7 +252,7 @@ void attention_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_place
     x.grad = ml_graph_node(s->from, n)->op == ML_OP_ATTENTION_GRAD;
     x.captured = ml_attention_captured(s->from, n);
     ml_attention_read(s->from, n, &x.args);
-    if (x.args.placed) ml_raise(ML_INTERNAL, "sharding: an attention of parts is cut again");
+    if (x.args.pieces) ml_raise(ML_INTERNAL, "sharding: an attention of parts is cut again");
     x.kv_heads = x.args.kv_heads;
     ml_attention_score_type(s->from, ml_graph_source(s->from, n, Q), ml_graph_source(s->from, n, K),
                             &x.args, &x.score);

@@ -48,15 +48,18 @@ static double work_of(work *w, ml_ref n) {
     const ml_type *q = ml_graph_type(w->g, ml_graph_source(w->g, n, 0));
     const ml_type *k = ml_graph_type(w->g, ml_graph_source(w->g, n, 1));
     int64_t queries = ml_type_size(q, args.seq);
-    int64_t keys = ml_type_size(k, args.kv_seq), shift = keys - queries;
-    if (args.placed) {
-        int places = ml_attention_captured(w->g, n) - 2;
-        shift = args.offset + value_of(w, ml_graph_source(w->g, n, places)).integer -
-                value_of(w, ml_graph_source(w->g, n, places + 1)).integer;
-    }
+    int64_t keys = ml_type_size(k, args.kv_seq), end = ml_attention_captured(w->g, n);
     double rows = (double)ml_type_elements(q) / (double)queries; /* batch, heads, head_dim */
     bool gradient = ml_graph_node(w->g, n)->op == ML_OP_ATTENTION_GRAD;
-    double pairs = ml_attention_pairs(queries, keys, shift, args.causal, args.window);
+    double pairs = 0;
+    if (!args.pieces)
+        pairs = ml_attention_pairs(queries, keys, keys - queries, args.causal, args.window);
+    for (int i = 0; i < args.pieces; i++) {
+        ml_ref q_start = ml_graph_source(w->g, n, (int)end - args.pieces - 1 + i);
+        int64_t shift = args.offset + value_of(w, q_start).integer -
+                        value_of(w, ml_graph_source(w->g, n, (int)end - 1)).integer;
+        pairs += ml_attention_pairs(queries / args.pieces, keys, shift, args.causal, args.window);
+    }
     return pairs * rows * (gradient ? 2 : 1);
 }
 
