@@ -51,9 +51,11 @@ void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space) {
 static void reach(lowering *l) {
     for (int i = 0; i < l->roots->output_count; i++) l->info[l->roots->outputs[i]].reached = true;
     l->update = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
+    l->assigned = ML_NEW_ARRAY(l->scratch, bool, (size_t)ml_graph_state_count(l->g) + 1);
     for (int i = l->roots->update_count; i-- > 0;) {
         l->info[l->roots->updates[i].value].reached = true;
         l->update[l->roots->updates[i].value] = (uint32_t)i + 1;
+        l->assigned[l->roots->updates[i].state] = true;
     }
     for (ml_ref n = l->count - 1; n > 0; n--) {
         if (!l->info[n].reached) continue;

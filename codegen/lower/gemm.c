@@ -535,10 +535,7 @@ void gemm_take_additions(lowering *l) {
 /* Whether no step writes the memory of a value. */
 static bool is_constant(const lowering *l, uint32_t value) {
     const ml_storage *storage = &l->s->storages.at[l->s->values.at[value].storage];
-    if (storage->kind != ML_STORAGE_STATE) return false;
-    for (int i = 0; i < l->roots->update_count; i++)
-        if (l->roots->updates[i].state == storage->id) return false;
-    return true;
+    return storage->kind == ML_STORAGE_STATE && !l->assigned[storage->id];
 }
 
 void gemm_step(lowering *l, lower_group *group) {

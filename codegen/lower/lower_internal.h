@@ -135,6 +135,7 @@ typedef struct {
     uint32_t *first_user; /* users of n: user[first_user[n] .. first_user[n + 1]) */
     ml_ref *user;
     uint32_t *update; /* by node: 1 + the first of roots->updates that it is the value of; 0 */
+    bool *assigned;          /* by state: the program sets it */
     uint32_t *stamp, stamps; /* marks for bounded walks */
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */

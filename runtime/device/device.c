@@ -7,6 +7,12 @@
 #include "codegen/jit/jit.h"
 #include "runtime/base/knobs.h"
 
+void ml_device_jit_options(void) {
+    const ml_knobs_values *k = ml_knobs();
+    ml_jit_set_options(
+        &(ml_jit_options){.keep = k->keep, .cache = k->cache, .compilers = k->compilers});
+}
+
 static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **device) {
     const ml_knobs_values *k = ml_knobs();
     const ml_device_options options = {
@@ -19,8 +25,7 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
         .runs = k->runs,
         .debug = k->debug,
     };
-    ml_jit_set_options(
-        &(ml_jit_options){.keep = k->keep, .cache = k->cache, .compilers = k->compilers});
+    ml_device_jit_options();
     ml_status status = ops->open(device, ordinal, &options);
     if (status == ML_OK) {
         (*device)->options = options;

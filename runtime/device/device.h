@@ -139,6 +139,9 @@ ml_status ml_cuda_find(void);                          /* a driver that sees a G
 int ml_cuda_count(void);   /* GPUs that the driver sees; 0 where there is no driver */
 bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
+/* What the user asks of the compiler of kernels takes effect: where a device is opened, and where
+ * kernels are shown without one. */
+void ml_device_jit_options(void);
 /* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that
  * is there and cannot be opened is reported on stderr before the cpu takes its place. */
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device);

@@ -2,10 +2,15 @@
 #include "codegen/jit/jit.h"
 #include "runtime/exec/session.h"
 
+static void show_kernel(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena) {
+    ml_device_jit_options();
+    ml_jit_show(kernel, kind, arena);
+}
+
 const beside_core_ops beside_core = {
     .device_open = ml_device_open,
     .device_close = ml_device_close,
-    .show_kernel = ml_jit_show,
+    .show_kernel = show_kernel,
     .rank = ml_comm_rank,
     .local_rank = ml_comm_local_rank,
     .world = ml_comm_world,

@@ -116,6 +116,13 @@ PROCESS_TEST(kept_sources_follow_no_links) {
     process_shell(room, 0, "! test -e victim && for f in kept/*.c; do test ! -L $f; done");
 }
 
+/* So do those of a plan for a device that this machine lacks. */
+PROCESS_TEST(kept_sources_of_a_check) {
+    process_run(room, 0, "MLUA_KEEP=kept",
+                "check \"$ROOT/models/gpt.lua\" layers=1 embed=64 heads=2 --device h200");
+    process_shell(room, 0, "grep -q __global__ kept/*.cu");
+}
+
 /* What users have in a folder that they name as the cache stays, whatever it is called. */
 PROCESS_TEST(cache_among_other_files) {
     process_write(room, "script.lua", script);
