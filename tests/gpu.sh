@@ -132,7 +132,7 @@ run_part() {
     case $1 in
     smoke) part smoke 60 "$MLUA" run models/gpt.lua --device "${DEVICE:-cuda}" steps=20 sample=0 --json "${settings[@]}" ;;
     kernels)
-        tests kernels 150 gpu_ops gpu/ gpu_copies
+        tests kernels 150 gpu_ops gpu/ gpu_copies gpu_segments
         part scan 60 "$MLUA" run tests/lua/scan.lua --device "${DEVICE:-cuda}" --dtype f32
         ;;
     trace) tests trace 30 -j 0 gpu_profile ;;

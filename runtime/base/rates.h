@@ -26,14 +26,15 @@ typedef struct {
      * many positions in full. */
     double attention_flops, attention_grad_flops, attention_pairs, attention_grad_pairs;
     int attention_tile;
-    double score_share;    /* of these rates, with a score function in Lua */
-    double copy_bytes;     /* read and written by a large copy: mlua doctor --bench measures it */
-    double memory_bytes;   /* the same by kernels that wait for memory, on average */
-    double cached_bytes;   /* the same where all that a kernel touches is in caches of cache_size */
-    int64_t cache_size;    /* bytes; 0: of no account */
-    double simple_flops;   /* of elementwise kernels */
-    double scan_share;     /* of products and memory, in kernels of scans */
-    double launch_seconds; /* from the end of a step to the start of the next */
+    double score_share;  /* of these rates, with a score function in Lua */
+    double copy_bytes;   /* read and written by a large copy: mlua doctor --bench measures it */
+    double memory_bytes; /* the same by kernels that wait for memory, on average */
+    double cached_bytes; /* the same where all that a kernel touches is in caches of cache_size */
+    int64_t cache_size;  /* bytes; 0: of no account */
+    double simple_flops; /* of elementwise kernels */
+    double scan_share;   /* of products and memory, in kernels of scans */
+    double position_seconds; /* of a scan whose blocks wait for one another at each position */
+    double launch_seconds;   /* from the end of a step to the start of the next */
     /* Generation: products of few rows read their weights once. mlua's kernel for at most 8 rows:
      * FLOPs; weights of 8 bits that it widens; the time until it reads at memory's rate. Libraries
      * and products by groups: the share of memory's rate. Attention over cached positions: its
@@ -44,7 +45,7 @@ typedef struct {
     /* Collectives: bytes that leave a rank, one way, of those within a host and between hosts; the
      * time until the first byte has arrived, and for each further rank that it passes. */
     double link_bytes, network_bytes, link_seconds, hop_seconds, network_seconds;
-    int host_ranks; /* ranks of a host where nothing else says so */
+    int host_ranks;    /* ranks of a host where nothing else says so */
     double host_bytes; /* to pinned host memory, and as many back at the same time */
     /* Beside one another, computation is longer by beside_share, and a collective reaches
      * beside_link of the rate that it has alone. A step of several ranks takes as long as that of

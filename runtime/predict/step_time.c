@@ -5,6 +5,7 @@
 
 #include "runtime/graph/ops.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
+#include "runtime/ops/recurrence/recurrence.h"
 
 const char *const predict_names[PREDICT_KINDS] = {"products", "attention", "memory", "other"};
 
@@ -128,6 +129,22 @@ static bool is_scan(const ml_schedule *s, const ml_step *step) {
     return step->scan != NULL || ml_op_is_linear_scan(op) || op == ML_OP_RECURRENCE;
 }
 
+/* Kernels by elements are as fast as memory; cooperative ones wait at each position for all blocks;
+ * the others reach a share of the rates of products and memory. */
+static double scan_seconds(const ml_rates *rates, const ml_schedule *s, const ml_step *step,
+                           double *memory) {
+    const bool recurrence = ml_graph_node(s->graph, step->node)->op == ML_OP_RECURRENCE;
+    if (recurrence && s->target->kind == ML_TARGET_CUDA &&
+        ml_recurrence_elementwise(s->graph, step->node))
+        return step->flops / rates->simple_flops;
+    ml_recurrence r = {0};
+    for (const ml_kernel *k = step->kernel; recurrence && k; k = k->next)
+        if (k->cooperative) ml_recurrence_read(s->graph, step->node, &r);
+    *memory /= rates->scan_share;
+    return most(step->flops / (rates->product_flops * rates->scan_share),
+                (double)r.length * rates->position_seconds);
+}
+
 static double loop_seconds(const ml_rates *rates, const ml_loop *loop) {
     double seconds = 0;
     if (loop->plan == NULL) return 0;
@@ -194,10 +211,7 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
             start += rates->cached_seconds;
             if (rates->cached_flops > 0) work = step->flops / rates->cached_flops;
         }
-        if (is_scan(s, step)) {
-            work = step->flops / (rates->product_flops * rates->scan_share);
-            memory /= rates->scan_share;
-        }
+        if (is_scan(s, step)) work = scan_seconds(rates, s, step, &memory);
     }
     double seconds = most(work, memory);
     if (memory > work) bound = PREDICT_MEMORY;

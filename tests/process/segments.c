@@ -9,6 +9,7 @@
 #include "tests/process/support.h"
 
 enum { STEPS = 4, BUDGETS = 2, MIB = 1 << 20 };
+static const double APART = 0.3; /* of a step's time, what was predicted */
 
 typedef struct {
     const char *name, *settings, *small; /* small: where the GPU is emulated */
@@ -94,6 +95,8 @@ static void check_budget(process_room *room, const segmented *s, const char *set
            s->name, segments, peak / MIB, cut.used / MIB, whole->used / MIB, seconds * 1e3,
            cut.milliseconds, whole->milliseconds, equal ? "equal to the bit" : "near");
     fflush(stdout);
+    EXPECT(getenv("EMULATOR") || fabs(seconds * 1e3 / cut.milliseconds - 1) < APART,
+           "%s: %.1f ms predicted, %.1f taken", s->name, seconds * 1e3, cut.milliseconds);
     EXPECT(fabs(cut.used - peak) <= 0.01 * peak && cut.used < whole->used,
            "%s: %.1f MiB used of %.1f planned; all %.1f", s->name, cut.used / MIB, peak / MIB,
            whole->used / MIB);
