@@ -261,6 +261,11 @@ static bool print_mma(printer *p) {
     return true;
 }
 
+static bool is_input(const printer *p, int i) {
+    const ml_schedule *s = p->schedule;
+    return s->storages.at[template_value(s, p->step, i)->storage].kind == ML_STORAGE_INPUT;
+}
+
 /* The new position's key and value, which the step reads from fresh_at on: with each the row of the
  * pool that it is for. */
 static void set_fresh(printer *p) {
@@ -271,6 +276,7 @@ static void set_fresh(printer *p) {
                              *const fresh_head[] = {"FRESH_K_HEAD", "FRESH_V_HEAD"};
     const int at = p->step->fresh_at;
     set(p, "FRESH", at != 0);
+    set(p, "INPUTS", is_input(p, CACHED_TABLE) && is_input(p, CACHED_START));
     for (int i = 0; i < 2; i++) {
         const int index = at ? at + 2 * i : 0, value = at ? index + 1 : 0;
         set(p, index_at[i], index), set(p, fresh_at[i], value);
@@ -304,8 +310,9 @@ static void print_cuda(printer *p) {
     set(p, "WARPS", warps);
     set(p, "CLUSTER", p->clustered ? p->splits : 1);
     set_fresh(p);
+    const int64_t sent = p->clustered ? 3 * (p->queries * p->value_dim + p->splits) : 0;
     launch(p, "cached_attention.cu", (uint32_t)(32 * warps),
-           (warps + p->clustered) * p->queries * (p->value_dim + 2) * (int64_t)sizeof(float));
+           (warps * p->queries * (p->value_dim + 2) + sent) * (int64_t)sizeof(float));
 }
 
 static printer begin(ml_schedule *s, ml_step *step) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 enum { PACK_BYTES = 16, EIGHT = 8, ARCH = 80, CLUSTERS = 90 };
+enum { BLOCKS = 4 }; /* of a multiprocessor */
 
 static bool on_target(const ml_target *target) {
     return target->kind == ML_TARGET_CUDA && target->arch >= ARCH && !target->no_fuse;
@@ -24,7 +25,7 @@ static bool is_deep(const ml_gemm *g) {
 
 /* Parts of the depth: as many as give each multiprocessor some blocks, each of a few slots. */
 static int64_t choose_split(const ml_target *target, int64_t tiles, int64_t steps) {
-    enum { BLOCKS = 4, MOST = 8, FEWEST_STEPS = 4 };
+    enum { MOST = 8, FEWEST_STEPS = 4 };
     int64_t split = BLOCKS * (int64_t)target->multiprocessors / tiles;
     if (split > MOST) split = MOST;
     if (split > steps / FEWEST_STEPS) split = steps / FEWEST_STEPS;
@@ -41,21 +42,20 @@ static int64_t tile_of(const ml_gemm *g) {
 }
 
 static division divide(const ml_target *target, const ml_few_rows *p, int64_t height) {
-    enum {
-        RING = 46 << 10,
-        LINE = 128 + PACK_BYTES
-    }; /* so that four blocks share a multiprocessor */
+    enum { RING = 48 << 10, LINE = 128 }; /* so that BLOCKS of a few rows fit */
     const ml_gemm *g = p->gemm;
     const bool deep = is_deep(g);
-    const int64_t bytes = ml_dtypes[g->b_dtype].bytes, depth = bytes == 1 ? 128 : 64;
+    const int64_t bytes = ml_dtypes[g->b_dtype].bytes, depth = bytes == 1 && deep ? 128 : 64;
     const int64_t tile = tile_of(g), steps = (g->k + depth - 1) / depth;
     const int64_t slot = (deep ? tile : depth) * LINE;
-    division d = {.slots = (RING + slot / 2) / slot};
+    division d = {.slots = RING / slot};
     for (; p; p = p->next) d.tiles += (p->gemm->n + tile - 1) / tile;
     d.split = choose_split(target, d.tiles * (height > 1 ? height - 1 : 1), steps);
     const int64_t pad = bytes == 1 && deep ? 2 * PACK_BYTES : PACK_BYTES;
     const int64_t range = (steps + d.split - 1) / d.split * depth;
-    d.bytes = d.slots * slot + g->m * (range * 2 + pad);
+    /* what a block of a cluster receives: of each block as many sums, at least a warp's */
+    const int64_t own = g->m * tile / d.split < 32 ? 32 : g->m * tile / d.split + 1;
+    d.bytes = d.slots * slot + g->m * (range * 2 + pad) + own * d.split * (int64_t)sizeof(float);
     return d;
 }
 
@@ -130,12 +130,28 @@ static ml_kernel *print(ml_template *t, const ml_target *target, const ml_gemm *
     template_set(t, "SPLIT", "%lld", (long long)d.split);
     template_set(t, "SLOTS", "%d", (int)d.slots);
     template_set(t, "CONSTANT", "%d", p->constant);
+    template_set(t, "BLOCKS", "%d", BLOCKS);
     template_set_text(t, "RESULT", emit_memory_type(g->c_dtype));
     template_set_text(t, "STORE", ml_dtypes[g->c_dtype].store);
     template_set_text(t, "LOAD", ml_dtypes[g->c_dtype].load);
     ml_kernel *kernel = template_file(t, "few_rows.cu", "few_rows", pointers);
     template_launch(kernel, d.tiles * d.split, height, 1, THREADS, d.bytes); /* sums need less */
     return kernel;
+}
+
+/* Requests for column k of what no step writes and is the same for all rows: gains of a norm. */
+static const char *print_requests(ml_template *t, const ml_kernel_ir *ir, const char **pointers) {
+    ml_text out = {.arena = t->arena};
+    const int inner = ir->loop_count - 1;
+    for (int o = 1; o < ir->operand_count; o++) {
+        const ml_operand *operand = &ir->operand[o];
+        if (operand->written || ir->row_loops == ir->loop_count || operand->stride[inner] != 1 ||
+            (inner > 0 && operand->stride[0] != 0))
+            continue;
+        ml_text_add(&out, "kernel_asks(%s + k * %dLL);\n", pointers[o],
+                    ml_dtypes[operand->dtype].bytes);
+    }
+    return out.text ? out.text : "";
 }
 
 /* The first operand as statements. Its first operand is the step's first, the others come last. */
@@ -151,11 +167,11 @@ static void set_computed(ml_template *t, const ml_target *target, const ml_few_r
         read++;
     }
     template_set_text(t, "COMPUTE_ROW", emit_rows(ir, target, pointers, p->gemm->k, t->arena));
+    template_set_text(t, "ASK_ROW", print_requests(t, ir, pointers));
 }
 
 /* Whether blocks may compute the first operand: all of them at once, so that none does it late. */
 static bool computes(const ml_target *target, const ml_few_rows *p) {
-    enum { BLOCKS = 4 };
     const ml_gemm *g = p->gemm;
     const division d = divide(target, p, 1);
     return emit_rows_serve(p->computes, g->m, g->k, g->a_row) && g->a_col == 1 &&
@@ -183,6 +199,7 @@ bool ml_template_few_rows(ml_schedule *s, ml_step *step, const ml_few_rows *list
     set(&t, "START_STRIDE", 0), set(&t, "END_STRIDE", 0), set(&t, "B_GROUP", 0);
     set_products(&t, list, step->read_count);
     template_set_text(&t, "COMPUTE_ROW", "");
+    template_set_text(&t, "ASK_ROW", "");
     if (list->computes) set_computed(&t, s->target, list, step->read_count);
     const bool packs = list->computes || has_packs(s, step, list->gemm);
     step->kernel = print(&t, s->target, list->gemm, packs, list, pointers, 1);
@@ -213,5 +230,6 @@ ml_kernel *few_rows_groups_kernel(ml_template *t, const ml_target *target, const
     const ml_few_rows product = {.gemm = &gemm};
     set_products(t, &product, atoi(template_get(t, "C_AT")));
     template_set_text(t, "COMPUTE_ROW", "");
+    template_set_text(t, "ASK_ROW", "");
     return print(t, target, &gemm, true, &product, pointers, groups + 1);
 }

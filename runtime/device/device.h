@@ -28,6 +28,12 @@ typedef struct {
 } ml_device_options;
 
 typedef struct {
+    void *to;
+    const void *from;
+    int64_t bytes;
+} ml_copied_part;
+
+typedef struct {
     const char *name; /* "cpu", "cuda", "null" */
     ml_status (*open)(ml_device **device, int ordinal, const ml_device_options *options);
     void (*close)(ml_device *device);
@@ -36,6 +42,8 @@ typedef struct {
     ml_status (*upload)(ml_device *device, void *to, const void *from,
                         int64_t bytes); /* in order with runs; `from` may be reused at once */
     ml_status (*download)(ml_device *device, void *to, const void *from, int64_t bytes); /* waits */
+    ml_status (*download_parts)(ml_device *device, const ml_copied_part *parts,
+                                int count); /* few bytes, at once; waits. NULL: one by one */
     ml_status (*copy)(ml_device *device, void *to, const void *from,
                       int64_t bytes); /* on the device, in order with runs */
     ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);

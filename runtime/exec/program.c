@@ -53,6 +53,19 @@ static void inputs_body(void *context) {
     inputs_find(context);
 }
 
+/* Each transfer of a few bytes takes as long as one of all. */
+static ml_status inputs_gather(ml_program *program) {
+    enum { SMALL = 64 << 10 };
+    const ml_plan *plan = program->plan;
+    if (plan->layout != NULL || plan->pipeline != NULL || program->input_count < 2 ||
+        program->coordinates > SMALL)
+        return ML_OK;
+    program->together = ml_alloc((size_t)program->coordinates + 1);
+    if (program->together == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for inputs");
+    memset(program->together, 0, (size_t)program->coordinates);
+    return ML_OK;
+}
+
 static ml_status inputs_allocate(ml_program *program) {
     const ml_layout *layout = program->plan->layout;
     int64_t bytes = 0, largest = 0;
@@ -71,6 +84,7 @@ static ml_status inputs_allocate(ml_program *program) {
         if (program->part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for inputs");
     }
     if (program->input_count == 0 && layout == NULL) return ML_OK;
+    ML_TRY(inputs_gather(program));
     ml_device *device = program->session->device;
     ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
     for (int i = 0; layout != NULL && i < layout->count && status == ML_OK; i++) {
@@ -350,6 +364,7 @@ void ml_program_free(ml_program *program) {
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
     ml_free(program->part);
+    ml_free(program->together);
     ml_free(program);
 }
 
@@ -474,6 +489,29 @@ ml_status program_settle_others(ml_session *session, const ml_program *next) {
     return program_settle(session->pending, &done);
 }
 
+static ml_status upload_inputs(ml_program *program, const void *const *inputs) {
+    ml_session *session = program->session;
+    ml_device *device = session->device;
+    for (int i = 0; i < program->input_count; i++) {
+        const int64_t bytes = program->input_bytes[i];
+        char *to = (char *)program->inputs + program->input_offsets[i];
+        const void *from = inputs[i];
+        if (program->together != NULL) {
+            memcpy(program->together + program->input_offsets[i], from, (size_t)bytes);
+            continue;
+        }
+        if (program->part != NULL) {
+            ML_TRY(session_cut(session, program->plan->layout,
+                               &ml_graph_input(session->graph, program->input_ids[i])->type,
+                               &program->input_places[i], inputs[i], program->part));
+            from = program->part;
+        }
+        ML_TRY(device->ops->upload(device, to, from, bytes));
+    }
+    if (program->together == NULL) return ML_OK;
+    return device->ops->upload(device, program->inputs, program->together, program->coordinates);
+}
+
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
@@ -482,18 +520,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_status status = program_settle_others(session, program);
     if (status == ML_OK) status = program_settle(program, &done); /* the run before */
     if (status == ML_OK) status = program_prepare(program);
-    for (int i = 0; i < program->input_count && status == ML_OK; i++) {
-        char *to = (char *)program->inputs + program->input_offsets[i];
-        const void *from = inputs[i];
-        if (program->part != NULL) {
-            status = session_cut(session, program->plan->layout,
-                                 &ml_graph_input(session->graph, program->input_ids[i])->type,
-                                 &program->input_places[i], inputs[i], program->part);
-            from = program->part;
-        }
-        if (status != ML_OK) break;
-        status = device->ops->upload(device, to, from, program->input_bytes[i]);
-    }
+    if (status == ML_OK) status = upload_inputs(program, inputs);
     if (status != ML_OK) return status;
     program->done = NULL;
     program->unsettled = program->may_overflow;
@@ -503,15 +530,36 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     return device->ops->run(program->executable);
 }
 
+/* Outputs of a few bytes are one transfer, where the device has such. */
+static ml_status download_outputs(ml_program *program, void *const *outputs, int count) {
+    enum { MOST = 16, SMALL = 4096 };
+    const ml_schedule *s = program->plan->schedule;
+    ml_device *device = program->session->device;
+    ml_copied_part parts[MOST];
+    int part_count = 0;
+    for (int i = 0; i < count; i++) {
+        if (outputs[i] == NULL) continue;
+        const ml_value *value = &s->values.at[s->output_values[i]];
+        const int64_t bytes = ml_type_bytes(&value->type),
+                      width = ml_dtypes[value->type.dtype].bytes;
+        if (device->ops->download_parts == NULL || part_count == MOST || bytes == 0 ||
+            bytes > SMALL || !ml_value_contiguous(value)) {
+            ML_TRY(program_download(program, i, outputs[i]));
+            continue;
+        }
+        const char *from = (const char *)program->addresses[value->storage] + value->offset * width;
+        parts[part_count++] = (ml_copied_part){outputs[i], from, bytes};
+    }
+    return part_count > 0 ? device->ops->download_parts(device, parts, part_count) : ML_OK;
+}
+
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
     if (program->pipeline != NULL) return staged_programs.finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
     ml_program *done;
-    ml_status status = program_settle(program, &done);
-    for (int i = 0; i < roots->output_count - (roots->overflow_count > 0) && status == ML_OK; i++) {
-        if (outputs != NULL && outputs[i] != NULL) status = program_download(done, i, outputs[i]);
-    }
-    return status;
+    ML_TRY(program_settle(program, &done));
+    if (outputs == NULL) return ML_OK;
+    return download_outputs(done, outputs, roots->output_count - (roots->overflow_count > 0));
 }
 
 ml_status ml_program_microbatches(ml_program *program, int microbatches) {

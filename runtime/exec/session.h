@@ -57,6 +57,7 @@ struct ml_program {
     bool bound;          /* to the session's present arena */
     void *inputs;        /* one block for all inputs, then the coordinates */
     int64_t coordinates; /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
+    char *together;      /* host memory of small inputs, which are one transfer; NULL: none */
     void *part;          /* host memory for the largest part of an input; NULL on one rank */
     void *host;          /* memory for offloaded values; NULL: none */
     void **addresses;    /* by storage; in the plan's arena */

@@ -1,7 +1,7 @@
 /* A step of decoding is short: what lies between two of its products, the end of a kernel and the
- * start of the next, takes as long as reading several megabytes. So what computes the first operand
- * of a product of few rows, such as a norm or a gate, becomes a part of the product's kernel, in
- * which each block does it again.
+ * start of the next, takes as long as reading several megabytes. So products of few rows of one
+ * first operand become one kernel; and what computes that operand, such as a norm or a gate, a part
+ * of the product's kernel, in which each block does it again.
  *
  * What computes an operand has one result, which the product alone reads. */
 #include "runtime/optimize/optimize.h"
@@ -63,6 +63,63 @@ static void join(work *w, uint32_t from, uint32_t t) {
     w->joined[from] = true;
 }
 
+/* ---- Products of one operand ----------------------------------------------------------------- */
+
+/* Whether what step t reads is there before step `before`. */
+static bool reads_early(const work *w, uint32_t t, uint32_t before) {
+    const ml_step *step = &w->s->steps.at[t];
+    for (int i = 0; i < step->read_count; i++) {
+        const uint32_t storage = value_of(w, step, i)->storage;
+        const uint32_t first = step_first_write(&w->uses, storage);
+        if (first != NO_STEP && first >= before) return false;
+    }
+    return true;
+}
+
+static bool has_one_operand(const work *w, const ml_step *a, const ml_step *b) {
+    const ml_value *x = value_of(w, a, 0), *y = value_of(w, b, 0);
+    return x->storage == y->storage && x->offset == y->offset;
+}
+
+/* Product t with product `other`, which comes later, too. */
+static bool add_product(work *w, uint32_t t, uint32_t other) {
+    ml_schedule *s = w->s;
+    const ml_step *more = &s->steps.at[other];
+    ml_step *step = &s->steps.at[t], whole = *step;
+    const int reads = step->read_count, new = more->read_count - 1;
+    ml_few_rows *list = NULL, *last = NULL;
+    for (const ml_few_rows *p = step->few_rows; p; p = p->next) {
+        ml_few_rows *own = ML_NEW(s->arena, ml_few_rows);
+        *own = *p;
+        *(last ? (ml_few_rows **)&last->next : &list) = own;
+        last = own;
+    }
+    last->next = more->few_rows;
+    uint32_t *values =
+        ML_NEW_ARRAY(s->arena, uint32_t, reads + new + step->write_count + more->write_count);
+    memcpy(values, step->values, sizeof *values * (size_t)reads);
+    memcpy(values + reads, more->values + 1, sizeof *values * (size_t) new);
+    memcpy(values + reads + new, step->values + reads, sizeof *values * (size_t)step->write_count);
+    memcpy(values + reads + new + step->write_count, more->values + more->read_count,
+           sizeof *values * (size_t)more->write_count);
+    whole.values = values, whole.few_rows = list, whole.may_alias = NULL;
+    whole.read_count = reads + new, whole.write_count = step->write_count + more->write_count;
+    whole.flops += more->flops, whole.bytes += more->bytes;
+    if (!ml_template_few_rows(s, &whole, list)) return false;
+    *step = whole;
+    return w->joined[other] = true;
+}
+
+static void add_products(work *w, uint32_t t) {
+    enum { FARTHEST = 8, MOST = 8 }; /* steps; products */
+    const ml_schedule *s = w->s;
+    int count = 1;
+    for (uint32_t i = t + 1; i < s->steps.count && i <= t + FARTHEST && count < MOST; i++)
+        if (s->steps.at[i].few_rows && !w->joined[i] &&
+            has_one_operand(w, &s->steps.at[t], &s->steps.at[i]) && reads_early(w, i, t))
+            count += add_product(w, t, i);
+}
+
 static void begin(work *w, ml_plan *plan) {
     ml_schedule *s = w->s = plan->schedule;
     w->leaves = ML_NEW_ARRAY(s->arena, bool, s->storages.count + 1);
@@ -84,6 +141,10 @@ static void drop_joined(work *w) {
 
 void plan_join_products(ml_plan *plan) {
     work w;
+    begin(&w, plan);
+    for (uint32_t t = 0; t < w.s->steps.count; t++)
+        if (w.s->steps.at[t].few_rows && !w.joined[t]) add_products(&w, t);
+    drop_joined(&w);
     begin(&w, plan);
     for (uint32_t t = 0; t < w.s->steps.count; t++) {
         if (w.s->steps.at[t].few_rows == NULL) continue;

@@ -529,8 +529,8 @@ static int64_t state_of(const state *s, ml_ref n) {
     return node_of(s, n)->op == ML_OP_STATE ? ml_graph_args(s->r->from, n)[0] : -1;
 }
 
-/* An axis that no script can name. Programs over one model that merge the same weights get the same
- * axis, so that param_cache.c finds one cached copy for all of them. */
+/* An axis that no script can name; the same for the same weights in another program over the same
+ * model, or again in this one, so that what is kept of them is the same, too (param_cache.c). */
 static ml_axis fresh_of(state *s, group *g) {
     char name[32];
     int64_t first =

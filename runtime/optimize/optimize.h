@@ -57,8 +57,8 @@ bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *
 ml_graph *plan_param_cache(ml_plan *plan);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
 void plan_batch_kernels(ml_plan *plan);
-/* What computes the first operand of a product of few rows becomes a part of its kernel: before
- * memory is assigned. */
+/* Products of few rows that share their first operand, and what computes it, become one kernel:
+ * before memory is assigned. */
 void plan_join_products(ml_plan *plan);
 /* Cached attention writes the keys and values of new positions itself: after updates in place are
  * chosen. */

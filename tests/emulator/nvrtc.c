@@ -41,6 +41,7 @@ static const ptx_form forms[] = {
     {"fence.proxy.async.shared::cta;", ";"},
     {"griddepcontrol.wait;", ";"}, /* launches do not overlap */
     {"griddepcontrol.launch_dependents;", ";"},
+    {"prefetch.global.L2", ";"},
     {"wgmma.fence.sync.aligned;", ";"},
     {"wgmma.commit_group.sync.aligned;", "emu_products_commit();"},
     {"wgmma.wait_group.sync.aligned", "emu_products_wait(#);"},

@@ -417,6 +417,7 @@ static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void kernel_begins() {} /* of prelude.cuh */
 static inline void kernel_waits() {}
 static inline void kernel_lets_next() {}
+static inline void kernel_asks(const void *) {}
 #define MLUA_EMULATED
 
 static void (*emulated_body)(void *);

@@ -21,6 +21,7 @@
 #define WARPS 4
 #define CLUSTER 1 /* or SPLITS */
 #define FRESH 0
+#define INPUTS 0     /* no step writes the table and the positions of the queries */
 #define INDEX_K_AT 0 /* pointers: the pools' rows for the new position, its key and value */
 #define FRESH_K_AT 0
 #define INDEX_V_AT 0
@@ -104,6 +105,20 @@ static __device__ __forceinline__ void fetch(const ELEMENT *pool, const ELEMENT 
         for (int step = 0; step < STEPS; step++) {
             const int column = (step * 32 + threadIdx.x % 32) * N;
             if (column < WIDTH) to[j][step] = *(const pack<N> *)(row + column);
+        }
+    }
+}
+/* Of the keys that were fetched the new one, which was not there yet. */
+template <int N, int STEPS, int WIDTH>
+static __device__ __forceinline__ void replace_fresh(const ELEMENT *fresh, int pool_row,
+                                                     pack<N> (&to)[KEYS][STEPS]) {
+#pragma unroll
+    for (int j = 0; j < KEYS; j++) {
+        if (__shfl_sync(ALL, pool_row, j * QUERIES) != FRESH_ROW) continue;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            const int column = (step * 32 + threadIdx.x % 32) * N;
+            if (column < WIDTH) to[j][step] = *(const pack<N> *)(fresh + column);
         }
     }
 }
@@ -250,59 +265,71 @@ static __device__ __forceinline__ void add_warps(const float *parts, int c, int 
         out += part[d] * factor;
     }
 }
+#if CLUSTER > 1
+/* Block r of a cluster adds up what all have of elements r * OWN, ... of its queries: they send
+ * their sums, and what those are relative to, there. */
+#define OWN ((QUERIES * VALUE_DIM + RANKS - 1) / RANKS)
 static __device__ __forceinline__ void write_block(const arguments &a, const work &w,
                                                    float *parts) {
-    float *own = parts + WARPS * QUERIES * PARTIAL_ROW; /* with CLUSTER: the block's sums */
+    float *received = parts + WARPS * QUERIES * PARTIAL_ROW; /* of each block OWN times 3 */
+    cluster_wait();
+    for (int at = threadIdx.x; at < QUERIES * VALUE_DIM; at += 32 * WARPS) {
+        float largest, sum, out;
+        add_warps(parts, at / VALUE_DIM, at % VALUE_DIM, largest, sum, out);
+        float *to = received + (w.split * OWN + at % OWN) * 3;
+        store_in_block(to, at / OWN, largest);
+        store_in_block(to + 1, at / OWN, sum);
+        store_in_block(to + 2, at / OWN, out);
+    }
+    cluster_sync();
+    for (int i = threadIdx.x; i < OWN; i += 32 * WARPS) {
+        const int at = w.split * OWN + i;
+        float largest = LOWEST, sum = 0, out = 0;
+        if (at >= QUERIES * VALUE_DIM) continue;
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) {
+            const float x = received[(r * OWN + i) * 3];
+            largest = x > largest ? x : largest;
+        }
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) { /* a part without keys has zeros */
+            const float *from = received + (r * OWN + i) * 3, factor = EXP(from[0] - largest);
+            sum += from[1] * factor;
+            out += from[2] * factor;
+        }
+        write_result(a, w, at / VALUE_DIM, at % VALUE_DIM, sum, out);
+    }
+}
+#else
+static __device__ __forceinline__ void write_block(const arguments &a, const work &w,
+                                                   float *parts) {
     for (int at = threadIdx.x; at < QUERIES * VALUE_DIM; at += 32 * WARPS) {
         const int c = at / VALUE_DIM, d = at % VALUE_DIM;
         float largest, sum, out;
         add_warps(parts, c, d, largest, sum, out);
-#if CLUSTER > 1
-        float *to = own + c * PARTIAL_ROW;
-#elif SPLITS > 1
+#if SPLITS > 1
         QUERY_OF(w, c, query, head, i);
         if (query >= ALL_QUERIES) continue;
         float *to = (float *)a.p[PARTIAL_AT] + PART_OF((long long)w.row, head, i, w.split);
-#endif
-#if SPLITS > 1
         to[d] = out;
         if (d == 0) to[VALUE_DIM] = largest, to[VALUE_DIM + 1] = sum;
 #else
         write_result(a, w, c, d, sum, out);
 #endif
     }
-#if CLUSTER > 1
-    cluster_sync();
-    for (int at = w.split * 32 * WARPS + threadIdx.x; at < QUERIES * VALUE_DIM;
-         at += RANKS * 32 * WARPS) {
-        const int c = at / VALUE_DIM, d = at % VALUE_DIM;
-        const float *from = own + c * PARTIAL_ROW;
-        float most[RANKS], largest = LOWEST, sum = 0, out = 0;
-#pragma unroll
-        for (int r = 0; r < RANKS; r++) {
-            most[r] = load_of_block(from + VALUE_DIM, r);
-            largest = most[r] > largest ? most[r] : largest;
-        }
-#pragma unroll
-        for (int r = 0; r < RANKS; r++) { /* a part without keys has zeros */
-            const float factor = EXP(most[r] - largest);
-            sum += load_of_block(from + VALUE_DIM + 1, r) * factor;
-            out += load_of_block(from + d, r) * factor;
-        }
-        write_result(a, w, c, d, sum, out);
-    }
-    cluster_sync(); /* blocks stay until theirs is read */
-#else
-    (void)own;
-#endif
 }
+#endif
 extern "C" IN_CLUSTER __global__ void __launch_bounds__(32 * WARPS) ENTRY(arguments a) {
     extern __shared__ float shared[];
 #if CLUSTER > 1
     if (blockIdx.x % SPLITS >= RANKS) return;
+    cluster_arrive();
 #endif
-    kernel_begins();
-    const work w = find_work(a.p);
+    /* Keys before the new one lie in pools that no other kernel of the program writes: they are
+     * loaded while the kernels ahead run. */
+    const bool before = FRESH && INPUTS && AHEAD;
+    if (!before) kernel_begins();
+    work w = find_work(a.p, before);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float q[QUERIES][K_STEPS][K_VEC], out[QUERIES][V_STEPS][V_VEC] = {};
     float largest = LOWEST, sum = 0; /* of query lane % QUERIES; sums of this lane's keys */
@@ -312,14 +339,28 @@ extern "C" IN_CLUSTER __global__ void __launch_bounds__(32 * WARPS) ENTRY(argume
     pack<V_VEC> values[KEYS][V_STEPS];
     int first = w.begin + warp * KEYS, next_row = find_row(a.p, w, first + lane / QUERIES);
     if (AHEAD && first < w.end)
-        fetch<K_VEC, K_STEPS, HEAD_DIM>(k, fresh_key(a, w), K_POOL, next_row, keys);
+        fetch<K_VEC, K_STEPS, HEAD_DIM>(k, before ? k : fresh_key(a, w), K_POOL,
+                                        before && next_row == FRESH_ROW ? 0 : next_row, keys);
+    if (before) {
+        if (first < w.end)
+            fetch<V_VEC, V_STEPS, VALUE_DIM>(v, v, V_POOL, next_row == FRESH_ROW ? 0 : next_row,
+                                             values);
+        kernel_begins();
+        if (((const int *)a.p[5])[w.row * LENGTH_ROW] <= w.start) { /* the row has no position */
+            w.begin = w.end = 0, first = 0;
+        } else if (first < w.end) {
+            replace_fresh<K_VEC, K_STEPS, HEAD_DIM>(fresh_key(a, w), next_row, keys);
+            replace_fresh<V_VEC, V_STEPS, VALUE_DIM>(fresh_value(a, w), next_row, values);
+        }
+    }
     load_queries(a, w, q);
 #if FRESH
     if (w.split == KEY_PARTS - 1) write_fresh(a, w);
 #endif
     for (int key = first; key < w.end; key += WARPS * KEYS) {
         const int pool_row = next_row;
-        if (AHEAD) fetch<V_VEC, V_STEPS, VALUE_DIM>(v, fresh_value(a, w), V_POOL, pool_row, values);
+        if (AHEAD && !(before && key == first))
+            fetch<V_VEC, V_STEPS, VALUE_DIM>(v, fresh_value(a, w), V_POOL, pool_row, values);
         next_row = find_row(a.p, w, key + WARPS * KEYS + lane / QUERIES);
         const float score = scores(a, w, key, pool_row, keys, q);
         if (AHEAD && key + WARPS * KEYS < w.end)

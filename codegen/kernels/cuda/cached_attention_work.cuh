@@ -9,14 +9,15 @@
 struct work {
     int row, kv_head, first, split, start, begin, end;
 };
-static __device__ __forceinline__ work find_work(char *const *p) {
+/* `newest`: each row's one query is its last position, whatever p[5] says. */
+static __device__ __forceinline__ work find_work(char *const *p, bool newest = false) {
     work w;
     int number = blockIdx.x;
     w.split = number % SPLITS, number /= SPLITS;
     w.first = number % QUERY_BLOCKS * QUERIES, number /= QUERY_BLOCKS;
     w.kv_head = number % KV_HEADS, w.row = number / KV_HEADS;
     w.start = ((const int *)p[4])[w.row * START_ROW];
-    const int length = ((const int *)p[5])[w.row * LENGTH_ROW];
+    const int length = newest ? w.start + 1 : ((const int *)p[5])[w.row * LENGTH_ROW];
     const int after = w.first + QUERIES < ALL_QUERIES ? w.first + QUERIES : ALL_QUERIES;
     const int first = w.first / GROUP, last = (after - 1) / GROUP;
     const int begin = FIRST_KEY(w.start, length, first), end = END_KEY(w.start, length, last);

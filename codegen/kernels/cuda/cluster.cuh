@@ -7,6 +7,20 @@
 static __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
+/* The two halves of a barrier: that blocks have begun, so that others may write to their shared
+ * memory. */
+static __device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+static __device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+static __device__ __forceinline__ void store_in_block(float *at, int rank, float x) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "st.shared::cluster.f32 [there], %2; }" ::"r"(shared_address(at)),
+                 "r"(rank), "f"(x)
+                 : "memory");
+}
 /* Of the block `rank` of the cluster, what lies in its shared memory at `at` of this one's. */
 static __device__ __forceinline__ float load_of_block(const float *at, int rank) {
     float x;
@@ -21,6 +35,9 @@ static __device__ __forceinline__ float load_of_block(const float *at, int rank)
 #define IN_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
 #define cluster_sync() __syncthreads()
+#define cluster_arrive()
+#define cluster_wait()
+#define store_in_block(at, rank, x) (*(at) = (x))
 #define load_of_block(at, rank) (*(at))
 #define RANKS 1
 #define IN_CLUSTER

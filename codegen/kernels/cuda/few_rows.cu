@@ -1,4 +1,4 @@
-/* A product of few rows, C[m, n] = A[m, k] B[k, n] (* scale[n]) (+ bias[n]) (+ addend[m, n]), A in
+/* Products of few rows, C[m, n] = A[m, k] B[k, n] (* scale[n]) (+ bias[n]) (+ addend[m, n]), A in
  * bf16, B in bf16, int8 or E4M3, with f32 sums: its time is that of reading B.
  *
  * A block has TILE columns of B and one of SPLIT equal ranges of the depth; the blocks of a cluster
@@ -8,7 +8,7 @@
  * some always load. On tensor cores the columns of B are the 16 rows of an mma, the rows of A its 8
  * columns. Elements of 8 bits become bf16 in registers.
  *
- * Several products of one A may be one kernel (PICK). A lies in shared memory, of
+ * Several products of one A (queries, keys and values) are one kernel. A lies in shared memory, of
  * the whole range. Where it is computed of other tensors, row by row
  * (COMPUTE_ROW: a norm, a gate), each block does so: a kernel of its own would take longer.
  *
@@ -28,6 +28,7 @@
 #define A_PACKS 1  /* rows of A are packs of 8 elements */
 #define COMPUTED 0 /* A is computed: statements for row `row` by a team of threads (emit_rows) */
 #define COMPUTE_ROW
+#define ASK_ROW   /* statements: what of column k all rows read alike will be read */
 #define B_BYTES 2 /* of an element */
 #define B_FP8 0   /* of 8 bits: E4M3, not int8 */
 #define B_DEEP 0  /* B is contiguous along the depth, not along columns */
@@ -38,6 +39,7 @@
 #define SPLIT 4
 #define SLOTS 6
 #define CONSTANT 1
+#define BLOCKS 4 /* of a multiprocessor */
 #define SCALED 0
 #define BIAS 0
 #define ADDENDS 0
@@ -52,12 +54,12 @@
 
 #define TILE (B_BYTES == 1 && !B_DEEP ? 128 : 64)
 #define ROOM 8 /* for rows of A: the columns of an mma */
-#define DEEP (B_BYTES == 1 ? 128 : 64)
-/* Bytes of lines of 128 in shared memory: 16 more than they hold, so that they lie in different
- * banks. */
-#define LINE (128 + 16)
+#define DEEP (B_BYTES == 1 && B_DEEP ? 128 : 64)
+/* Lines of 128 bytes in shared memory, of which pieces of 16 bytes are exchanged by the number of
+ * the line, so that pieces of one place in eight lines lie in different banks. */
+#define LINE 128
 #define B_LINES ((B_DEEP ? TILE : DEEP) / 4) /* of a warp, in a slot */
-#define PIECE(line, piece) ((line)*LINE + (piece)*16)
+#define PIECE(line, piece) ((line)*LINE + (((piece) ^ (line)) & 7) * 16)
 #define SLOT_BYTES (B_LINES * LINE)
 #define STEPS ((int)((DEPTH + DEEP - 1) / DEEP))
 #define A_LINE ((STEPS + SPLIT - 1) / SPLIT * DEEP * 2 + (B_BYTES == 1 && B_DEEP ? 32 : 16))
@@ -66,6 +68,10 @@
 #define TILES (TILE / 16)
 #define SUM_ROW (TILE + 4)
 #define SUMS (ROOM * SUM_ROW) /* of a warp */
+/* Elements that a block of a cluster adds up and writes, at least a warp's; a thread's. */
+#define OWN ((int)(ROWS * TILE / RANKS < 32 ? 32 : ROWS * TILE / RANKS + (ROWS * TILE % RANKS > 0)))
+#define EACH ((OWN + 127) / 128)
+#define RECEIVED_AT (A_BEGIN + (int)ROWS * A_LINE)
 
 struct arguments {
     char *p[POINTERS];
@@ -90,6 +96,15 @@ static __device__ __forceinline__ void load_b(char *slot, const product &p, int 
         const bool valid = n < p.columns && k < DEPTH;
         const long long at = valid ? B_DEEP ? n * p.stride + k : k * p.stride + n : 0;
         copy_async(shared_address(slot) + PIECE(i / 8, i % 8), p.b + at * B_BYTES, valid ? 16 : 0);
+    }
+}
+/* What is read behind a product's weights and is not in the cache, as no step writes it. */
+static __device__ __forceinline__ void ask_rest(const arguments &a, const product &p, int begin,
+                                                int end) {
+    const int n = p.n0 + threadIdx.x * 32;
+    if (SCALED && threadIdx.x < TILE / 32 && n < p.columns) kernel_asks(p.scale + n * 4LL);
+    for (int k = begin + threadIdx.x * 16; k < end && k < DEPTH; k += 128 * 16) {
+        ASK_ROW
     }
 }
 template <typename T> struct alignas(16) row_pack { T at[8]; };
@@ -210,18 +225,16 @@ static __device__ __forceinline__ void multiply(float (&sum)[TILES][4], const ch
     }
     (void)warp;
 #else
-    unsigned y[4];
+    const unsigned low = pair_of_a(a, warp * 16), high = pair_of_a(a, warp * 16 + 8);
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = pair_of_a(a, warp * 32 + i * 8);
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        load_matrices_transposed(w, shared_address(slot) + PIECE(lane, i));
+    for (int i = 0; i < TILES; i += 2) {
+        load_matrices_transposed(w, shared_address(slot) + PIECE(lane % 16, i + lane / 16));
         const unsigned x[2][4] = {{pair_of_bytes<0, 2>(w[0]), pair_of_bytes<1, 3>(w[0]),
                                    pair_of_bytes<0, 2>(w[1]), pair_of_bytes<1, 3>(w[1])},
                                   {pair_of_bytes<0, 2>(w[2]), pair_of_bytes<1, 3>(w[2]),
                                    pair_of_bytes<0, 2>(w[3]), pair_of_bytes<1, 3>(w[3])}};
-        mma(sum[i], x[0], y[0], y[1]);
-        mma(sum[i], x[1], y[2], y[3]);
+        mma(sum[i], x[0], low, high);
+        mma(sum[i + 1], x[1], low, high);
     }
 #endif
 }
@@ -265,21 +278,21 @@ static __device__ __forceinline__ void clear_rows(const arguments &a, const prod
     }
 }
 #endif
-static __device__ __forceinline__ void write(const product &p, int rank, int first, int rows,
-                                             const float *sums) {
-    for (int i = rank * 128 + threadIdx.x; i < rows * TILE; i += RANKS * 128) {
-        const int row = i / TILE, column = i % TILE, n = p.n0 + column;
-        const float *at = sums + row * SUM_ROW + column;
-        if (n >= p.columns) continue;
-        float x = 0;
-#pragma unroll
-        for (int r = 0; r < RANKS; r++) x += load_of_block(at, r);
-        const long long to = (first + row) * p.c_row + n * p.c_col;
-        if (SCALED) x *= ((const float *)p.scale)[n];
-        if (BIAS) x += LOAD(((const RESULT *)p.bias)[n]);
-        if (ADDENDS) x += LOAD(((const RESULT *)p.addend)[to]);
-        ((RESULT *)p.c)[to] = STORE(x);
-    }
+/* Element i of the rows of a block's tile: its place in C, and what is added to its sum or scales
+ * it, which is there before the sums are. */
+struct element {
+    long long to;
+    float scale, bias, addend;
+    bool exists;
+};
+static __device__ __forceinline__ element find_element(const product &p, int i, int first,
+                                                       int rows) {
+    const int row = i / TILE, n = p.n0 + i % TILE;
+    element e = {(first + row) * p.c_row + n * p.c_col, 1, 0, 0, row < rows && n < p.columns};
+    if (SCALED && e.exists) e.scale = ((const float *)p.scale)[n];
+    if (BIAS && e.exists) e.bias = LOAD(((const RESULT *)p.bias)[n]);
+    if (ADDENDS && e.exists) e.addend = LOAD(((const RESULT *)p.addend)[e.to]);
+    return e;
 }
 /* The sums of a part of the depth. */
 static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)[TILES][4],
@@ -293,6 +306,7 @@ static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)
         if (begin + s < end) load_b(ring + s * SLOT_BYTES, p, (begin + s) * DEEP);
         copies_commit();
     }
+    if (CONSTANT) ask_rest(a, p, begin * DEEP, end * DEEP);
     if (CONSTANT) kernel_waits();
     make_a(a, lines, begin * DEEP, end * DEEP, first, rows);
     __syncthreads();
@@ -309,8 +323,8 @@ static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)
     copies_wait();
     __syncthreads();
 }
-/* The block's sums of all columns with all rows, from those of its warps. */
-static __device__ __forceinline__ void join_warps(float *sums, const float (&sum)[TILES][4]) {
+/* The sums of the warps. */
+static __device__ __forceinline__ void put_sums(float *sums, const float (&sum)[TILES][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -324,15 +338,43 @@ static __device__ __forceinline__ void join_warps(float *sums, const float (&sum
             sums[warp * SUMS + row * SUM_ROW + t * 16 + COLUMN_OF(lane, i)] = sum[t][i];
 #endif
     }
-#if !B_DEEP
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * TILE; i += 128) {
-        float *to = sums + i / TILE * SUM_ROW + i % TILE;
-        *to = (to[0] + to[SUMS]) + (to[2 * SUMS] + to[3 * SUMS]);
-    }
-#endif
 }
-extern "C" IN_CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) {
+static __device__ __forceinline__ float sum_of_warps(const float *sums, int i) {
+    const float *at = sums + i / TILE * SUM_ROW + i % TILE;
+    return B_DEEP ? at[0] : (at[0] + at[SUMS]) + (at[2 * SUMS] + at[3 * SUMS]);
+}
+/* Block r of a cluster adds up the sums of all, in their order, of elements r * OWN, ...: they send
+ * them there, to `received`. */
+static __device__ __forceinline__ void write(const product &p, int rank, int first, int rows,
+                                             const float *sums, float *received) {
+    element own[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int i = e * 128 + threadIdx.x;
+        own[e] = find_element(p, rank * OWN + i, first, i < OWN ? rows : 0);
+    }
+    if (RANKS > 1) {
+        cluster_wait();
+        for (int i = threadIdx.x; i < rows * TILE; i += 128)
+            store_in_block(received + rank * OWN + i % OWN, i / OWN, sum_of_warps(sums, i));
+        cluster_sync();
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int i = e * 128 + threadIdx.x;
+        if (!own[e].exists) continue;
+        float x = 0;
+#pragma unroll
+        for (int r = 0; r < RANKS; r++)
+            x += RANKS > 1 ? received[r * OWN + i] : sum_of_warps(sums, i);
+        if (SCALED) x *= own[e].scale;
+        if (BIAS) x += own[e].bias;
+        if (ADDENDS) x += own[e].addend;
+        ((RESULT *)p.c)[own[e].to] = STORE(x);
+    }
+}
+extern "C" IN_CLUSTER __global__ void __launch_bounds__(128, BLOCKS) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
     float *sums = (float *)shared; /* once the rings are done */
     int first = 0, rows = ROWS;
@@ -350,11 +392,10 @@ extern "C" IN_CLUSTER __global__ void __launch_bounds__(128) ENTRY(arguments a) 
     first = own.first, rows = own.count;
     p.b += own.group * B_GROUP * B_BYTES;
 #endif
+    if (RANKS > 1) cluster_arrive();
     float sum[TILES][4] = {};
     for (int part = rank; part < SPLIT; part += RANKS) /* one, but in an emulator */
         add_part(a, sum, (char *)shared, p, part, first, rows);
-    join_warps(sums, sum);
-    cluster_sync();
-    write(p, rank, first, rows, sums);
-    cluster_sync(); /* blocks stay until theirs is read */
+    put_sums(sums, sum);
+    write(p, rank, first, rows, sums, (float *)((char *)shared + RECEIVED_AT));
 }

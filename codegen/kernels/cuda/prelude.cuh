@@ -50,6 +50,12 @@ ML_INLINE void kernel_lets_next() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/* That the line at `at` be in the L2 cache: of what is read later. */
+ML_INLINE void kernel_asks(const void *at) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
 
 /* bfloat16 in memory is its upper half; stores round to nearest, ties to even */
 ML_INLINE float ml_load_bf16(ml_bf16 h) { return __uint_as_float((unsigned)h.bits << 16); }

@@ -159,6 +159,7 @@ const ml_device_ops ml_device_cuda = {
     .copy = cuda_copy,
     .upload = cuda_upload,
     .download = cuda_download,
+    .download_parts = cuda_download_parts,
     .zero = cuda_zero,
     .mark = cuda_mark,
     .fetch = cuda_fetch_memory,

@@ -92,6 +92,7 @@ CUresult cuda_take(cuda_device *device, CUdeviceptr *address, int64_t bytes);
 ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t bytes);
+ml_status cuda_download_parts(ml_device *device, const ml_copied_part *parts, int count);
 ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes);
 /* cuda_fetch.c: likewise. */
 ml_status cuda_mark(ml_device *device);

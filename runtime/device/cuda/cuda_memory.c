@@ -217,6 +217,22 @@ ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t b
     return ML_OK;
 }
 
+ml_status cuda_download_parts(ml_device *device, const ml_copied_part *parts, int count) {
+    cuda_device *d = cuda_of(device);
+    int64_t at = 0;
+    int slot;
+    ML_TRY(take_pinned(d, &slot));
+    for (int i = 0; i < count; at += parts[i++].bytes)
+        CUDA_TRY(cuMemcpyDtoHAsync(d->pinned[slot] + at, (CUdeviceptr)(uintptr_t)parts[i].from,
+                                   (size_t)parts[i].bytes, d->stream));
+    CUDA_TRY(cuEventRecord(d->pinned_event[slot], d->stream));
+    ML_TRY(cuda_wait_for(d, d->pinned_event[slot]));
+    at = 0;
+    for (int i = 0; i < count; at += parts[i++].bytes)
+        memcpy(parts[i].to, d->pinned[slot] + at, (size_t)parts[i].bytes);
+    return ML_OK;
+}
+
 ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes) {
     cuda_device *d = cuda_of(device);
     if (bytes > 0)
