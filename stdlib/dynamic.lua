@@ -4,7 +4,8 @@
 -- compute (runtime/data/placement.h): one program for each row of each size of groups, made ahead. They add to sums of gradients
 -- that each rank has for itself; the update of all ranks adds these up. The loss divides once, by the count of the whole step.
 -- Under pipeline stages the microbatches of a step are of several programs, in one schedule (m.compile's `mixed`), and each rank has
--- one in each slot of it. Where ranks of ep split the batch, a microbatch has a row for each of them.
+-- one in each slot of it. Where ranks of ep split the batch, a microbatch has a row for each of them; where parameters are split
+-- over the ranks, all groups run a microbatch together, which has a row for each.
 local core = require "mlua.core"
 local m = require "mlua"
 local packing = require "mlua.packing"
@@ -42,9 +43,9 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots }
+  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
   if d.slots > 0 then -- no more than two rows of a step's documents are less than half full together
-    d.most_slots = math.ceil((2 * parts + 3) / d.slots) * d.slots
+    d.most_slots = math.ceil((2 * parts + 3 + #groups.sizes) / d.slots) * d.slots
   end
   local least = 0
   for _, size in ipairs(groups.sizes) do
@@ -57,10 +58,13 @@ function dynamic.read(o, parts)
     ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
 end
 
+-- The rows of a microbatch of groups of `ranks` ranks.
+local function rows_of(d, ranks) return d.batch * (d.together and d.ranks // ranks or 1) end
+
 -- The options of a program of rows of `tokens` for each of `ranks` ranks.
 local function row_options(o, ranks, tokens)
   return setmetatable({
-    batch = core.axis(o.batch.name, o.dynamic.batch), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
+    batch = core.axis(o.batch.name, rows_of(o.dynamic, ranks)), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
   }, { __index = o })
 end
 
@@ -111,6 +115,14 @@ function dynamic.check(o, total, count, results, feeds)
   if constant then
     refuse(("the loss's %s is a number, the same for each microbatch, and these are not alike"):format(constant), "a sum over the targets, as m.cross_entropy's count")
   end
+  local split = m.context_groups().together and m.context_groups().split or {}
+  for _, p in ipairs(o.model and #split > 0 and m.parameters(o.model) or {}) do
+    for _, name in ipairs(split) do
+      if p:has(name) and p:size(name) % o.dynamic.ranks ~= 0 then
+        refuse(("%s=%d of %s cannot be split over %d ranks alike"):format(name, p:size(name), p:name() or "a parameter", o.dynamic.ranks), "a multiple of them, or m.layout.megatron{}")
+      end
+    end
+  end
   local updates = core.take_updates()
   if #updates > 0 then
     refuse(("the forward pass assigns the state %s at each microbatch, and these are not alike"):format(updates[1][1]:name() or "of the model"), "a size for cp")
@@ -126,7 +138,7 @@ end
 ---What core.placement takes: the rows' predicted times, by one table whatever the device, so that all ranks plan alike.
 function dynamic.costs(o, rows)
   local d = o.dynamic
-  local costs = { ranks = d.ranks, groups = {}, batch = d.batch, slots = d.slots, rank = core.options().rank // m.context_groups().inner % d.ranks }
+  local costs = { ranks = d.ranks, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
   for _, row in ipairs(rows) do
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
     local seconds, attention = row.program:cost()
@@ -145,7 +157,7 @@ function dynamic.runner(o, rows, data)
   for _, row in ipairs(rows) do
     by[row.group] = by[row.group] or {}
     by[row.group][row.row] = row
-    row.hosts = hosts_of(d.batch, row.o.seq.size)
+    row.hosts = hosts_of(row.o.batch.size, row.o.seq.size)
   end
   d.costs = costs
   local placement = core.placement(costs)
@@ -185,11 +197,11 @@ function dynamic.runner(o, rows, data)
       100 * (1 - s.tokens / s.computed), s.busiest / s.mean))
   end
   -- The windows of an evaluation's batch, which `data` holds, over the groups of the largest size.
-  local windows = hosts_of(d.batch, o.seq.size)
+  local windows = hosts_of(rows_of(d, d.groups[#d.groups].ranks), o.seq.size)
   function runner.evaluate(program, ranks, feeds, first)
     local step = d.ranks // ranks * d.batch -- windows of all groups at once
     local all = d.slots > 0 and math.ceil(o.batch.size / step) * step or o.batch.size -- stages: each group as many
-    for row = costs.rank // ranks * d.batch, all - 1, step do
+    for row = d.together and 0 or costs.rank // ranks * d.batch, all - 1, step do
       if row < o.batch.size then placement:window(row, data.feeds, windows) else placement:fill(-1, data.feeds, windows) end
       for name, host in pairs(windows) do feeds[name] = host end
       feeds.first = first

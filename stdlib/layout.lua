@@ -242,24 +242,27 @@ local function spread(parts)
   local over = parts.acts.dp or {}
   if #over ~= 1 or over[1] ~= "batch" then core.fail(what .. " needs acts.dp to be { \"batch\" }, got { " .. table.concat(over, ", ") .. " }") end
   if #(parts.acts[name] or {}) == 0 then core.fail(("%s: acts.%s says what it splits"):format(what, name), { help = ('acts = { %s = { "seq" } }'):format(name) }) end
-  for _, axis in ipairs { "dp", name } do
-    if #(parts.params[axis] or {}) > 0 then
-      core.fail(("%s is not supported where parameters are split over %s"):format(what, axis), { help = "m.layout.megatron{} leaves them whole; with zero = true optimizer states are split" })
-    end
+  if #(parts.params[name] or {}) > 0 then
+    core.fail(("%s is not supported where parameters are split over %s"):format(what, name), { help = "m.layout.fsdp{} splits them over dp" })
   end
-  mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, true
-  parts.reshard.dp = nil -- parameters are whole between steps
+  local together = #(parts.params.dp or {}) > 0 -- all groups run programs at once, and gather parameters from one another
+  mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, together and "together" or true
+  if not together then parts.reshard.dp = nil end -- parameters are whole between steps
   local sizes, inner = group_sizes(mesh[of].size), 1
   for i = of + 1, #mesh do inner = inner * mesh[i].size end
-  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots }
+  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp }
   for k = 2, #sizes do
-    if #mesh == MOST_MESH then
+    local size, count = sizes[k], parts.groups.ranks // sizes[k]
+    if #mesh + (together and count > 1 and 2 or 1) > MOST_MESH then
       for i = k, #sizes do sizes[i] = nil end
       break
     end
-    local axis = { name = name .. sizes[k], size = 1, group = sizes[k] }
-    mesh[#mesh + 1] = axis
-    parts.acts[axis.name] = parts.acts[name]
+    local function add(axis, acts, params)
+      mesh[#mesh + 1], axis.size, axis.group = axis, 1, size
+      parts.acts[axis.name], parts.params[axis.name], parts.reshard[axis.name] = acts, params, parts.reshard.dp
+    end
+    if together and count > 1 then add({ name = ("dp/%d"):format(size), ranks = count, step = size }, parts.acts.dp, parts.params.dp) end
+    add({ name = name .. size, ranks = size, step = 1 }, parts.acts[name], together and parts.params.dp or nil)
   end
 end
 
@@ -629,8 +632,8 @@ function m.rank() return core.options().rank, core.options().ranks end
 
 ---The groups of ranks of a layout with cp = "dynamic": how many ranks there are, the sizes of groups, the step from a rank of a group
 ---to the next, the rows of a microbatch (ep), and of what a step's number of microbatches is a multiple where pipeline stages want it
----alike on all ranks (0: they do not); nil of other layouts.
----@return {ranks: integer, sizes: integer[], inner: integer, batch: integer, slots: integer}?
+---alike on all ranks (0: they do not), and whether all groups run a program together (FSDP); nil of other layouts.
+---@return {ranks: integer, sizes: integer[], inner: integer, batch: integer, slots: integer, together: boolean}?
 function m.context_groups() return current and current.groups or nil end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where

@@ -15,7 +15,8 @@
  *
  * Pipeline stages take the microbatches of a step in one order on all ranks (`slots`,
  * placement_slots.c): then each rank has one microbatch in each slot, and the rows of a slot take
- * about as long as one another. */
+ * about as long as one another. Where parameters are split over the ranks (`together`), all run the
+ * same program at once: a microbatch then has the rows of all groups of one size. */
 #ifndef ML_PLACEMENT_H
 #define ML_PLACEMENT_H
 
@@ -40,8 +41,9 @@ typedef struct {
     int64_t ranks;
     int count; /* of group sizes, ascending from 1; each divides the next, and all the ranks */
     ml_group_cost group[ML_GROUP_SIZES];
-    int batch; /* rows of a microbatch; 0 is 1 */
-    int slots; /* the number of slots is a multiple of this; 0: there are none */
+    int batch;     /* rows of a microbatch; 0 is 1 */
+    int slots;     /* the number of slots is a multiple of this; 0: there are none */
+    bool together; /* all groups compute a microbatch at once, each `batch` rows of it */
 } ml_placement_costs;
 
 typedef struct {
@@ -54,7 +56,7 @@ typedef struct {
     int group, row;     /* positions in the costs */
     int slot;           /* where there are slots */
     int64_t rank;       /* the first of the group */
-    uint32_t first_row; /* of `batch` in ml_step_placement.rows */
+    uint32_t first_row; /* of ml_placement_rows in ml_step_placement.rows */
     double seconds;
 } ml_microbatch;
 
@@ -66,7 +68,7 @@ typedef struct {
     ML_VEC(ml_microbatch) microbatches; /* where there are slots, by slot and rank */
     double *seconds;                    /* of each rank */
     int64_t tokens, computed; /* of the step; with what fills rows up, summed over ranks */
-    int batch, slots;
+    int slots;
 } ml_step_placement;
 
 /* documents[row][column]: equal numbers in a row are one document. Raises where a sequence fits on
@@ -74,14 +76,18 @@ typedef struct {
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out);
 
+/* The rows of a microbatch of groups of size number g. */
+int64_t ml_placement_rows(const ml_placement_costs *costs, int g);
+
 /* Of a step's tokens and of a microbatch's row alike. */
 typedef struct {
     int32_t *tokens, *targets, *documents, *positions;
 } ml_token_rows;
-/* Write a microbatch's rows of `length` tokens each. What fills them up counts in no loss:
+/* Write a microbatch's rows, so many of `length` tokens each. What fills them up counts in no loss:
  * documents of their own with negative numbers, as short as attention skips at once. m: NULL, or
  * the microbatch; then all is filled up. */
 void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
-                       const ml_token_rows *from, int64_t length, const ml_token_rows *to);
+                       const ml_token_rows *from, int64_t rows, int64_t length,
+                       const ml_token_rows *to);
 
 #endif

@@ -54,7 +54,7 @@ static bool fit(const planner *p, const uint32_t *list, uint32_t count, int64_t 
  * rows, of which those of the last microbatch may be shorter. */
 static void pack(planner *p, int64_t rank, const uint32_t *list, uint32_t count) {
     const ml_group_cost *group = &p->costs->group[0];
-    uint32_t batch = (uint32_t)p->out->batch;
+    uint32_t batch = (uint32_t)ml_placement_rows(p->costs, 0);
     int64_t most = group->row[group->count - 1].tokens, total = 0, rest;
     for (uint32_t i = 0; i < count; i++) total += p->all[list[i]].sequence.length;
     uint32_t whole = (uint32_t)(total / most / batch), rows, *row;
@@ -120,6 +120,27 @@ static void place_alone(planner *p) {
     }
 }
 
+/* All ranks compute each microbatch: the sequences that need larger groups first, then the others.
+ * With slots, each microbatch is one. */
+static void place_together(planner *p) {
+    uint32_t count = 0, *list = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
+    int slots = p->costs->slots;
+    ml_microbatch *m;
+    for (int g = p->costs->count - 1; g > 0; g--)
+        for (uint32_t i = 0; (i = long_rows(p, g, i, &m)), m != NULL;) ranks_load(p, m);
+    for (uint32_t i = 0; i < p->count; i++)
+        if (p->all[i].shorter == i) list[count++] = i;
+    if (count > 0) pack(p, 0, list, count);
+    while (slots > 0 && p->out->microbatches.count % (uint32_t)slots != 0) {
+        m = microbatch_begin(p, 0, 0);
+        microbatch_end(p, m);
+        ranks_load(p, m);
+    }
+    for (uint32_t i = 0; slots > 0 && i < p->out->microbatches.count; i++)
+        p->out->microbatches.at[i].slot = (int)i;
+    p->out->slots = slots > 0 ? (int)p->out->microbatches.count : 0;
+}
+
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
 static int longer_first(const void *a, const void *b) {
@@ -153,10 +174,14 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out) {
     planner p = {.arena = arena, .costs = costs, .out = out};
-    *out = (ml_step_placement){.tokens = rows * columns, .batch = costs->batch ? costs->batch : 1};
+    *out = (ml_step_placement){.tokens = rows * columns};
     find_sequences(&p, documents, rows, columns);
     out->sequence = ML_NEW_ARRAY(arena, ml_sequence, p.count + 1);
     out->seconds = ML_NEW_ARRAY(arena, double, costs->ranks);
+    if (costs->together) {
+        place_together(&p);
+        return;
+    }
     if (costs->slots > 0) {
         place_in_slots(&p);
         return;
@@ -188,9 +213,10 @@ static void fill_row(const ml_sequence *sequence, uint32_t count, const ml_token
 }
 
 void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
-                       const ml_token_rows *from, int64_t length, const ml_token_rows *to) {
+                       const ml_token_rows *from, int64_t rows, int64_t length,
+                       const ml_token_rows *to) {
     static const ml_placed_row nothing;
-    for (int e = 0; e < (p->batch ? p->batch : 1); e++) {
+    for (int64_t e = 0; e < rows; e++) {
         const ml_placed_row *row = m ? &p->rows.at[m->first_row + (uint32_t)e] : &nothing;
         int64_t at = e * length;
         ml_token_rows part = {to->tokens + at, to->targets + at, to->documents + at,

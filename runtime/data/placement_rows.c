@@ -51,7 +51,7 @@ static double seconds_of(const planner *p, const ml_microbatch *m) {
     const ml_row_cost *row = &group->row[m->row];
     double most = 0;
     double whole = (double)row->tokens * (double)row->tokens * (double)group->ranks / 2;
-    for (int e = 0; e < p->out->batch; e++) {
+    for (int64_t e = 0; e < ml_placement_rows(p->costs, m->group); e++) {
         const ml_placed_row *placed = &p->out->rows.at[m->first_row + (uint32_t)e];
         double sum = most_pairs(p, placed, group->ranks, row->tokens / 2);
         if (sum > most) most = sum;
@@ -79,6 +79,11 @@ static uint32_t longest_within(planner *p, int64_t room) {
         low = next;
     }
     return low;
+}
+
+int64_t ml_placement_rows(const ml_placement_costs *costs, int g) {
+    int64_t groups = costs->together ? costs->ranks / costs->group[g].ranks : 1;
+    return groups * (costs->batch ? costs->batch : 1);
 }
 
 int row_for(const ml_group_cost *group, int64_t tokens) {
@@ -109,14 +114,15 @@ void row_append(planner *p, ml_microbatch *m, uint32_t i) {
 }
 
 void microbatch_end(planner *p, ml_microbatch *m) {
-    while (p->out->rows.count < m->first_row + (uint32_t)p->out->batch) row_begin(p);
+    int64_t rows = ml_placement_rows(p->costs, m->group);
+    while (p->out->rows.count < m->first_row + (uint32_t)rows) row_begin(p);
     const ml_group_cost *group = &p->costs->group[m->group];
     m->seconds = seconds_of(p, m);
-    p->out->computed += group->row[m->row].tokens * group->ranks * p->out->batch;
+    p->out->computed += group->row[m->row].tokens * group->ranks * rows;
 }
 
 void ranks_load(planner *p, const ml_microbatch *m) {
-    int64_t ranks = p->costs->group[m->group].ranks;
+    int64_t ranks = p->costs->together ? p->costs->ranks : p->costs->group[m->group].ranks;
     for (int64_t r = 0; r < ranks; r++) p->out->seconds[m->rank + r] += m->seconds;
 }
 
@@ -133,7 +139,7 @@ uint32_t long_rows(planner *p, int g, uint32_t i, ml_microbatch **made) {
     if (i == p->count) return i;
     int row = row_for(group, p->all[i].sequence.length);
     ml_microbatch *m = *made = microbatch_begin(p, g, 0);
-    for (int e = 0; e < p->out->batch; e++) {
+    for (int64_t e = 0; e < ml_placement_rows(p->costs, g); e++) {
         int64_t room = group->row[row].tokens * group->ranks;
         row_begin(p);
         uint32_t next = i < p->count ? i : longest_within(p, room);

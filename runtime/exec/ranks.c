@@ -70,7 +70,7 @@ ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *l
     session->group_layout = NULL;
     if (size == 0 || session->ranks.layout == NULL) return ML_OK;
     int k = 0;
-    while (k < session->groups.count && session->groups.size[k] != size) k++;
+    while (k < session->groups.count && session->groups.group[k] != size) k++;
     if (size == 1) k = session->groups.count;
     ml_layout *layout = &session->group_layouts[k];
     if (!ml_groups_layout(session->ranks.layout, &session->groups, size, layout))

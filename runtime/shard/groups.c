@@ -9,7 +9,8 @@ ml_row ml_groups_row(const ml_layout *layout, const ml_groups *groups, int64_t r
     row.at = ml_layout_coordinate(layout, rank, axis);
     if (!grouped) return row;
     row.size = groups->size[i - groups->first];
-    row.at %= row.size;
+    row.at = row.at / groups->step[i - groups->first] % row.size;
+    row.step *= groups->step[i - groups->first];
     return row;
 }
 
@@ -17,10 +18,10 @@ bool ml_groups_layout(const ml_layout *layout, const ml_groups *groups, int64_t 
                       ml_layout *out) {
     bool found = size == 1;
     *out = *layout;
-    out->axis[groups->of].size = 1;
+    if (!groups->together || size > 1) out->axis[groups->of].size = 1;
     for (int k = 0; k < groups->count; k++) {
-        if (groups->size[k] != size) continue;
-        out->axis[groups->first + k].size = size;
+        if (groups->group[k] != size) continue;
+        out->axis[groups->first + k].size = groups->size[k];
         found = true;
     }
     return found;

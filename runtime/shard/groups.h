@@ -7,17 +7,25 @@
  * ("cp2"), over which sequences are split. In the session's layout these axes have the size 1 and
  * come last. A state has the same part on each rank under all these layouts: parameters are whole
  * along all axes concerned, and of a sum of gradients each rank holds a term, which a program of
- * all ranks adds up (layout.h). */
+ * all ranks adds up (layout.h).
+ *
+ * Where parameters are split over `of`, all groups run programs of one size together, as they
+ * gather parameters from one another: then there is a mesh axis too for the groups of each size
+ * ("dp/2"), which splits what `of` does. Ranks are numbered alike, so that a state that is split
+ * over both has the part on each rank that it has over `of`. */
 #ifndef ML_SHARD_GROUPS_H
 #define ML_SHARD_GROUPS_H
 
 #include "runtime/shard/layout.h"
 
 typedef struct {
-    int of;    /* the mesh axis whose ranks form groups */
-    int first; /* mesh axis of the first size; others follow */
-    int count; /* of sizes; 0: no groups */
-    int64_t size[ML_MAX_MESH];
+    int of;        /* the mesh axis whose ranks form groups */
+    bool together; /* all groups run a program at once */
+    int first;     /* the first of the mesh axes that are of groups; others follow */
+    int count;     /* of these axes; 0: no groups */
+    /* Of each: its ranks in programs of groups of `group` ranks, and the step along `of` from one
+     * to the next. */
+    int64_t group[ML_MAX_MESH], size[ML_MAX_MESH], step[ML_MAX_MESH];
 } ml_groups;
 
 /* Ranks in a row: how many, which of them one is, and the step from a rank to the next. */

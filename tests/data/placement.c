@@ -45,7 +45,6 @@ static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int
 /* Each token of the step is in one microbatch, and each microbatch on a row that is long enough. */
 static void check_complete(const ml_placement_costs *costs, const ml_step_placement *p,
                            ml_arena *arena) {
-    int64_t batch = p->batch;
     unsigned char *seen = ML_NEW_ARRAY(arena, unsigned char, p->tokens);
     int64_t wrong = 0, missing = 0;
     for (uint32_t i = 0; i < p->microbatches.count; i++) {
@@ -53,8 +52,9 @@ static void check_complete(const ml_placement_costs *costs, const ml_step_placem
         const ml_group_cost *group = &costs->group[m->group];
         int64_t longest = 0;
         wrong += m->rank % group->ranks != 0 || m->rank + group->ranks > costs->ranks;
-        wrong += !p->slots && i > 0 && m->group > m[-1].group; /* larger groups come first */
-        for (int64_t e = 0; e < batch; e++) {
+        wrong += (!p->slots || costs->together) && i > 0 &&
+                 m->group > m[-1].group; /* larger groups come first */
+        for (int64_t e = 0; e < ml_placement_rows(costs, m->group); e++) {
             const ml_placed_row *row = &p->rows.at[m->first_row + (uint32_t)e];
             int64_t used = 0;
             for (uint32_t k = 0; k < row->sequences; k++) {
@@ -152,6 +152,29 @@ TEST(data, a_placement_in_slots_has_each_rank_once_in_each) {
     ml_arena_free(arena);
 }
 
+/* All ranks run each microbatch, which has a row for each of its groups. */
+TEST(data, a_placement_together_has_rows_for_all_groups) {
+    const int64_t most = 2048, ranks = 8, rows = 16;
+    ml_placement_costs costs = costs_of(ranks, most, 3);
+    costs.together = true, costs.slots = 4;
+    ml_arena *arena = ml_arena_new();
+    ml_step_placement p;
+    ml_placement_make(arena, &costs, draw_documents(arena, 3, rows, 8192), rows, 8192, &p);
+    check_complete(&costs, &p, arena);
+    CHECK_EQ_INT(p.slots % 4, 0);
+    CHECK_EQ_INT(p.slots, p.microbatches.count);
+    CHECK(imbalance(&costs, &p) < 1e-9);
+    int64_t computed = 0;
+    for (uint32_t i = 0; i < p.microbatches.count; i++) {
+        const ml_microbatch *m = &p.microbatches.at[i];
+        CHECK_EQ_INT(ml_placement_rows(&costs, m->group), ranks / costs.group[m->group].ranks);
+        computed += ranks * costs.group[m->group].row[m->row].tokens;
+    }
+    CHECK_EQ_INT(computed, p.computed);
+    CHECK((double)p.computed < 1.2 * (double)p.tokens);
+    ml_arena_free(arena);
+}
+
 /* Ranks without sequences begin their sums, too; a row is filled up with what no loss counts. */
 TEST(data, a_placement_fills_rows_up) {
     ml_placement_costs costs = costs_of(4, 64, 1);
@@ -171,7 +194,7 @@ TEST(data, a_placement_fills_rows_up) {
     const ml_placed_row *row = p.rows.at;
     while (row[m->first_row].sequences == 0 || p.sequence[row[m->first_row].first].length != 11)
         m++;
-    ml_placement_fill(&p, m, &(ml_token_rows){tokens, targets, documents, positions}, 16,
+    ml_placement_fill(&p, m, &(ml_token_rows){tokens, targets, documents, positions}, 1, 16,
                       &(ml_token_rows){out[0], out[1], out[2], out[3]});
     for (int i = 0; i < 11; i++)
         CHECK(out[0][i] == 5 + i && out[1][i] == 6 + i && out[2][i] == 0 && out[3][i] == i);

@@ -61,6 +61,8 @@ static void drawn_batches(process_room *room) {
         "accum=4 -n 6 --mesh pp=2,dp=3 --layout cp=dynamic,zero=true",
         "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,exchange=1 experts=4 steps=50",
         "accum=2 -n 8 --mesh pp=2,ep=2,cp=2 --layout cp=dynamic experts=4 steps=50",
+        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp",
+        "accum=4 -n 8 --mesh pp=2,dp=2,cp=2 --layout cp=dynamic,preset=fsdp",
         "accum=8 -n 4 --mesh cp=4 recurrent=true steps=50"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
         const char *settings = strstr(layouts[i], "recurrent");
@@ -104,6 +106,15 @@ PROCESS_TEST(dynamic_context_of_experts) {
     compare("experts", many.output, one.output);
 }
 
+/* Where parameters are split, all groups run microbatches of one size at once. */
+PROCESS_TEST(dynamic_context_of_split_parameters) {
+    write_documents(room, 11);
+    process_result one = process_run(room, 0, "", TRAIN "steps=3");
+    process_result many = process_run(
+        room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp");
+    compare("FSDP", many.output, one.output);
+}
+
 /* A rank that dies between two steps of groups is named as in any layout. */
 PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     write_documents(room, 99);
@@ -114,6 +125,6 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
 
-TEST(long, dynamic_context_of_1600_drawn_batches) {
+TEST(long, dynamic_context_of_1900_drawn_batches) {
     process_in_room(drawn_batches);
 }

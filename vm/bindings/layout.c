@@ -101,17 +101,24 @@ static void read_stages(lua_State *L, int spec, ml_layout *layout) {
     stages->microbatches = (int)vm_integer(L, -1, "the microbatches of a pipeline");
 }
 
-/* The mesh axis whose ranks form groups, {name=, size=, grouped = true}, and those of sizes of
- * groups: {name=, size = 1, group=}, the last ones. */
+/* The mesh axis whose ranks form groups, {name=, size=, grouped = true or "together"}, and those of
+ * groups: {name=, size = 1, group=, ranks=, step=}, the last ones (shard/groups.h). */
 static void read_groups(lua_State *L, int mesh, const ml_layout *layout, ml_groups *groups) {
     for (int i = 0; i < layout->count; i++) {
         lua_rawgeti(L, mesh, i + 1);
         if (lua_getfield(L, -1, "group") == LUA_TNUMBER) {
             if (groups->count == 0) groups->first = i;
-            groups->size[groups->count++] = lua_tointeger(L, -1);
+            int k = groups->count++;
+            groups->group[k] = lua_tointeger(L, -1);
+            lua_getfield(L, -2, "ranks");
+            groups->size[k] = lua_tointeger(L, -1);
+            lua_getfield(L, -3, "step");
+            groups->step[k] = lua_tointeger(L, -1);
+            lua_pop(L, 2);
         }
         lua_getfield(L, -2, "grouped");
         if (lua_toboolean(L, -1)) groups->of = i;
+        groups->together |= lua_type(L, -1) == LUA_TSTRING;
         lua_pop(L, 3);
     }
 }

@@ -70,6 +70,9 @@ static int core_placement(lua_State *L) {
     p->rank = integer_of(L, "rank");
     p->costs.batch = (int)integer_of(L, "batch");
     p->costs.slots = (int)integer_of(L, "slots");
+    lua_getfield(L, -1, "together");
+    p->costs.together = lua_toboolean(L, -1);
+    lua_pop(L, 1);
     lua_getfield(L, -1, "groups");
     p->costs.count = (int)vm_table_length(L, lua_gettop(L));
     if (p->costs.count < 1 || p->costs.count > ML_GROUP_SIZES)
@@ -97,7 +100,8 @@ static void make(void *argument) {
 }
 
 static bool is_mine(const placement *p, const ml_microbatch *m) {
-    return p->rank >= m->rank && p->rank < m->rank + p->costs.group[m->group].ranks;
+    return p->costs.together ||
+           (p->rank >= m->rank && p->rank < m->rank + p->costs.group[m->group].ranks);
 }
 
 static const vm_host *check_rows(lua_State *L, int at) {
@@ -138,16 +142,17 @@ static int placement_plan(lua_State *L) {
     return 2;
 }
 
-/* The four arrays of a table at `at`. */
-static ml_token_rows rows_of(lua_State *L, int at, int64_t *count) {
+/* The four arrays of a table at `at`: so many rows, of *length tokens each. */
+static ml_token_rows rows_of(lua_State *L, int at, int64_t *rows, int64_t *length) {
     static const char *const names[] = {"tokens", "targets", "documents", "positions"};
     int32_t *data[4];
     for (int i = 0; i < 4; i++) {
         lua_getfield(L, at, names[i]);
         const vm_host *host = check_rows(L, -1);
         data[i] = host->data;
-        if (i > 0 && host->count != *count) vm_fail(L, NULL, "rows differ in length");
-        *count = host->count;
+        if (i > 0 && (host->dims[0] != *rows || host->dims[1] != *length))
+            vm_fail(L, NULL, "rows differ in length");
+        *rows = host->dims[0], *length = host->dims[1];
         lua_pop(L, 1);
     }
     return (ml_token_rows){data[0], data[1], data[2], data[3]};
@@ -155,35 +160,32 @@ static ml_token_rows rows_of(lua_State *L, int at, int64_t *count) {
 
 static int placement_fill(lua_State *L) {
     placement *p = check_placement(L);
-    int64_t at = vm_integer(L, 2, "the microbatch"), all, length;
-    ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
+    int64_t at = vm_integer(L, 2, "the microbatch"), windows, window, rows, length;
+    ml_token_rows from = rows_of(L, 3, &windows, &window), to = rows_of(L, 4, &rows, &length);
     const ml_microbatch *m = NULL; /* at < 0: rows of filling */
-    length /= p->costs.batch;
     if (at >= 0) {
         if (at >= p->plan.microbatches.count) vm_fail(L, NULL, "there is no such microbatch");
         m = &p->plan.microbatches.at[at];
     }
     if (at >= 0 &&
-        (p->plan.tokens != all ||
+        (p->plan.tokens != windows * window || ml_placement_rows(&p->costs, m->group) != rows ||
          p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != length))
         vm_fail(L, NULL, "the rows are not those of the placement");
-    ml_placement_fill(&p->plan, m, &from, length, &to);
+    ml_placement_fill(&p->plan, m, &from, rows, length, &to);
     return 0;
 }
 
 static int placement_window(lua_State *L) {
     placement *p = check_placement(L);
-    int64_t row = vm_integer(L, 2, "the row"), all, length;
-    ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &length);
-    int64_t rows = p->costs.batch, each = length / rows;
-    if (row < 0 || each < 1 || row >= all / each) vm_fail(L, NULL, "there is no such row");
-    if (row + rows > all / each) rows = all / each - row;
-    if (rows < p->costs.batch) ml_placement_fill(&p->plan, NULL, &from, each, &to);
-    size_t bytes = sizeof(int32_t) * (size_t)(rows * each);
-    memcpy(to.tokens, from.tokens + row * each, bytes);
-    memcpy(to.targets, from.targets + row * each, bytes);
-    memcpy(to.documents, from.documents + row * each, bytes);
-    memcpy(to.positions, from.positions + row * each, bytes);
+    int64_t row = vm_integer(L, 2, "the row"), all, window, rows, length;
+    ml_token_rows from = rows_of(L, 3, &all, &window), to = rows_of(L, 4, &rows, &length);
+    if (row < 0 || length != window || row >= all) vm_fail(L, NULL, "there is no such row");
+    if (row + rows > all) ml_placement_fill(&p->plan, NULL, &from, rows, length, &to);
+    size_t bytes = sizeof(int32_t) * (size_t)((row + rows > all ? all - row : rows) * length);
+    memcpy(to.tokens, from.tokens + row * length, bytes);
+    memcpy(to.targets, from.targets + row * length, bytes);
+    memcpy(to.documents, from.documents + row * length, bytes);
+    memcpy(to.positions, from.positions + row * length, bytes);
     return 0;
 }
 
@@ -249,12 +251,13 @@ static const vm_entry functions[] = {
      "node counts, between which nodes were made that keep documents apart"},
     {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},
     {"placement", core_placement,
-     "costs: {ranks: integer, rank: integer, batch: integer, slots: integer, groups: table} -> "
-     "Placement",
+     "costs: {ranks: integer, rank: integer, batch: integer, slots: integer, together: boolean, "
+     "groups: table} -> Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
      "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; batch: rows of a microbatch; "
      "slots: "
-     "each rank has one microbatch in each slot, whose number is a multiple of this (0: none)"},
+     "each rank has one microbatch in each slot, whose number is a multiple of this (0: none); "
+     "together: all groups run each microbatch"},
     {0}};
 static const vm_entry methods[] = {
     {"plan", placement_plan, "documents: Host -> table[], table",
