@@ -13,7 +13,7 @@
 
 /* Where it pays: collectives take so much of the time of products and routines, about all of these
  * are done by halves, and half of one is still much longer than a launch (seconds). */
-static const double LEAST_SHARE = 0.04, LEAST_HALVED = 0.9, LEAST_PRODUCT = 100e-6;
+static const double LEAST_SHARE = 0.025, LEAST_HALVED = 0.9, LEAST_PRODUCT = 100e-6;
 enum { MOST_CANDIDATES = 16 };
 
 typedef struct {
@@ -86,8 +86,7 @@ static bool can_halve(const choice *x, ml_ref n) {
 
 /* Attention over a ring already computes beside what it shifts. */
 static bool waits_for_ranks(const ml_graph *g, ml_ref n) {
-    const ml_collective_info *info = &ml_collectives[ml_collective_of(ml_graph_node(g, n)->op)];
-    return info->combines || info->result != ML_RESULT_SAME;
+    return ml_graph_node(g, n)->op != ML_OP_SHIFT;
 }
 
 static void add_times(choice *x, const ml_plan *plan) {
