@@ -45,7 +45,9 @@ struct ml_pool {
     worker workers[];
 };
 
-enum { SPIN_NANOSECONDS = 20000 };
+/* Longer than a step of decoding waits for the script, which takes 24 us to read it and feed the
+ * next. */
+enum { SPIN_NANOSECONDS = 60000 };
 
 static int64_t nanoseconds(void) {
     struct timespec now;
