@@ -3,9 +3,7 @@
 #include "runtime/ops/recurrence/recurrence.h"
 #include "codegen/lower/lower_internal.h"
 
-/* Positions from one checkpoint to the next: fewer where states have a short axis, as a block keeps
- * all of a stage's in shared memory. */
-enum { LOWER_CHECKPOINTS = 16, LOWER_WIDE_CHECKPOINTS = 8 };
+enum { LOWER_CHECKPOINTS = 16 }; /* positions from one to the next */
 
 typedef struct {
     uint32_t *values; /* reads, then writes */
@@ -22,12 +20,6 @@ static bool by_rows(const lowering *l, ml_ref n) {
     ml_recurrence_rows rows;
     if (l->target->kind != ML_TARGET_CUDA || l->target->arch < 80) return false;
     return ml_recurrence_by_rows(l->g, n, &rows) && rows.type.size[rows.type.rank - 1] % 32 == 0;
-}
-
-static int checkpoints_every(const lowering *l, ml_ref n) {
-    ml_recurrence_rows rows;
-    const bool wide = ml_recurrence_by_rows(l->g, n, &rows) && rows.axis;
-    return wide ? LOWER_WIDE_CHECKPOINTS : LOWER_CHECKPOINTS;
 }
 
 bool lower_one_kernel(lowering *l, ml_ref n) {
@@ -108,8 +100,7 @@ static ml_ref recomputes(lowering *l, ml_ref n, const ml_recurrence *r) {
         int state;
         if (history_of(l, ml_graph_source(l->g, n, i), &state)) return 0;
     }
-    if (!user || !by_rows(l, n) || !by_rows(l, user) || r->length < checkpoints_every(l, n))
-        return 0;
+    if (!user || !by_rows(l, n) || !by_rows(l, user) || r->length < LOWER_CHECKPOINTS) return 0;
     ml_recurrence of;
     ml_recurrence_read(l->g, user, &of);
     if (of.reverse == r->reverse) return 0;
@@ -129,8 +120,7 @@ static uint32_t checkpoint_value(lowering *l, ml_ref n, const ml_recurrence *r, 
     ml_recurrence_by_rows(l->g, n, &rows);
     type.dtype = whole.dtype;
     type.axis[0] = r->axis;
-    const int every = checkpoints_every(l, n);
-    type.size[0] = (r->length + every - 1) / every;
+    type.size[0] = (r->length + LOWER_CHECKPOINTS - 1) / LOWER_CHECKPOINTS;
     if (rows.axis && ml_type_find(&whole, rows.axis) >= 0) {
         type.axis[type.rank] = rows.axis;
         type.size[type.rank++] = rows.size;
@@ -199,8 +189,8 @@ void lower_scan_step(lowering *l, ml_ref n) {
     ml_recurrence_read(l->g, n, &r);
     int outputs = ml_op_outputs(l->g, n);
     x.values = ML_NEW_ARRAY(l->arena, uint32_t, 3 * ML_MAX_OPERANDS);
+    x.scan->every = LOWER_CHECKPOINTS;
     read_sources(l, n, &x);
-    x.scan->every = checkpoints_every(l, x.scan->forward ? x.scan->forward : n);
     int reads = x.count;
     const uint32_t *checkpoints = lower_checkpoints(l, n);
     for (int i = 0; i < outputs; i++) {

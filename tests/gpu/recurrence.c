@@ -1,7 +1,7 @@
 /* m.scan of elementwise steps on the GPU: how near their kernels are to the bandwidth of a copy,
  * counting the bytes that must move: forward the inputs and the states, backward also what arrives
  * and the gradients. BENCH=1 build/test --gpu -v -j 0 gpu_recurrence fails where one is below
- * LEAST of it. BENCH=tiny: to try the test alone. */
+ * LEAST of it. BENCH=NAME: one shape; BENCH=tiny: to try the test alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +185,7 @@ GPU_TEST(recurrence, times) {
            "the copy's bandwidth: %s", ml_error_last()->text);
     for (int i = 0; size && i < (only ? 1 : (int)(sizeof shapes / sizeof *shapes)); i++) {
         bench b = {.shape = only ? &tiny : &shapes[i], .copy = ceilings.copy_bytes};
+        if (!only && strcmp(size, "1") != 0 && strcmp(size, b.shape->name) != 0) continue;
         ml_status status = gpu_bench_time(&b.base, body, &b);
         EXPECT(status == ML_OK, "%s: %s", b.shape->name, ml_error_last()->text);
         EXPECT(!(b.timed < 2 || (!only && b.slow > 0)),
