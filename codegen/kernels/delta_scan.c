@@ -266,16 +266,16 @@ static void reserve_matrices(printer *p, bool gradient) {
 }
 
 static void prepare(printer *p, const char *label) {
-    enum { STRIDE = 68, INVERSE = 2 * CHUNK * STRIDE * 4 + BLOCK };
-    enum { PAIRS = 2 * CHUNK * SUB * 4 }; /* of keys by queries in sub-blocks */
+    enum { TRIANGLE = 14 * 1024 };               /* beside keys of 64; of 128: in place of others */
+    enum { PAIRS = SUBS * SUB * (SUB + 1) / 2 }; /* of keys by queries in sub-blocks */
     const int64_t keys = p->scan.key_size, tiles = 4 * CHUNK * keys * 2, blocks = SUBS * keys * 4;
-    const int64_t low_rank = CHUNK * keys * 4 + INVERSE; /* else decays are in place of W and U */
-    if (p->scan.decay_per_key)
+    const int64_t low_rank = CHUNK * keys * 4 + 2 * PAIRS * 4 + (keys == 64 ? BLOCK : 0);
+    if (p->scan.decay_per_key) /* without low rank decays are in place of W and U */
         add_kernel(p, "delta_scan_keys_prepare.cu", label, p->batches * p->chunks, THREADS,
-                   tiles + blocks + (p->scan.rank ? low_rank : PAIRS));
+                   tiles + blocks + 2 * PAIRS * 4 + (p->scan.rank ? low_rank : 0));
     else
         add_kernel(p, "delta_scan_prepare.cu", label, p->batches * p->chunks, THREADS,
-                   tiles + INVERSE + DECAYS + CHUNK * 4 * 4);
+                   tiles + DECAYS + CHUNK * 4 * 4 + (keys == 64 ? TRIANGLE : 0));
 }
 
 /* What prepare wrote instead of an operand: with decays. */

@@ -27,7 +27,7 @@
 #pragma once
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
-#define POINTERS 13
+#define POINTERS 16
 #define LENGTH 8192
 #define KEYS 128
 #define VALUES 128

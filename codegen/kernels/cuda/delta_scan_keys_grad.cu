@@ -371,11 +371,32 @@ static __device__ __forceinline__ float path(const column &x, const float (&q)[S
     }
     return c;
 }
+/* Of the positions from T to T + 3; g[n] is of the states behind them, n >= t. A loop, as code for
+ * each position takes too long to compile; n >= t is asked where it is not certain. */
+template <int T>
+static __device__ __forceinline__ void
+find_da(const arguments &a, const column &x, const float (&q)[SUB], const float (&w)[SUB],
+        const float (&decay)[SUB], float (&g)[SUB], float &corner, long long batch, int chunk) {
+    DA_TYPE *to = (DA_TYPE *)a.p[DA_AT] + DA_OFFSET(batch) + (chunk * CHUNK + x.first) * DA_STEP +
+                  x.key * DA_KEY;
+#pragma unroll 1
+    for (int t = T; t < T + 4; t++) {
+        const float k = x.get(K_TILE, t), u = RANK ? x.get(U_TILE, t) : 0, own = x.decay(t);
+        float sum = corner;
+#pragma unroll
+        for (int n = SUB - 1; n >= T; n--)
+            if (n >= T + 3 || n >= t) sum = g[n] + (n + 1 < SUB ? decay[n + 1] * sum : sum);
+        if (chunk * CHUNK + x.first + t < LENGTH) to[t * DA_STEP] = DA_STORE(sum);
+#pragma unroll
+        for (int n = T + 1; n < SUB; n++)
+            if (n > T + 3 || n > t) g[n] = own * g[n] + path(x, q, w, n, t, k, u);
+        corner =
+            own * corner + k * x.get(SUMS + K_TILE, t) + (RANK ? u * x.get(SUMS + U_TILE, t) : 0);
+    }
+}
 static __device__ __forceinline__ void find_da(const arguments &a, const column &x, float corner,
                                                long long batch, int chunk) {
     float q[SUB], w[SUB], decay[SUB], g[SUB];
-    DA_TYPE *to = (DA_TYPE *)a.p[DA_AT] + DA_OFFSET(batch) + (chunk * CHUNK + x.first) * DA_STEP +
-                  x.key * DA_KEY;
 #pragma unroll
     for (int p = 0; p < SUB; p++) {
         q[p] = x.get(Q_TILE, p), decay[p] = x.decay(p);
@@ -387,63 +408,63 @@ static __device__ __forceinline__ void find_da(const arguments &a, const column 
         g[n] = row < SUB ? q[row] * x.get(SUMS + Q_TILE, row) : 0;
         if (RANK && n + 1 < SUB) g[n] += w[n + 1] * x.get(SUMS + W_TILE, n + 1);
     }
-#pragma unroll
-    for (int t = 0; t < SUB; t++) {
-        float sum = 0, between = 1;
-#pragma unroll
-        for (int n = t; n < SUB; n++) {
-            sum += between * g[n];
-            if (n + 1 < SUB) between *= decay[n + 1];
-        }
-        sum += between * corner;
-        if (chunk * CHUNK + x.first + t < LENGTH) to[t * DA_STEP] = DA_STORE(sum);
-        const float k = x.get(K_TILE, t), u = RANK ? x.get(U_TILE, t) : 0;
-#pragma unroll
-        for (int n = t + 1; n < SUB; n++) g[n] = decay[t] * g[n] + path(x, q, w, n, t, k, u);
-        corner = decay[t] * corner + k * x.get(SUMS + K_TILE, t) +
-                 (RANK ? u * x.get(SUMS + U_TILE, t) : 0);
-    }
+    find_da<0>(a, x, q, w, decay, g, corner, batch, chunk);
+    find_da<4>(a, x, q, w, decay, g, corner, batch, chunk);
+    find_da<8>(a, x, q, w, decay, g, corner, batch, chunk);
+    find_da<12>(a, x, q, w, decay, g, corner, batch, chunk);
 }
-/* The other gradients, in place of the sums. */
-static __device__ __forceinline__ void find_rows(const column &x) {
-    float k[SUB], u[SUB], dk[SUB], du[SUB], since[SUB], before = 1;
+/* The other gradients, in place of the sums: what positions from P to P + 3 read. since[j] are the
+ * decays behind position j, 0 where it comes later. */
+struct written {
+    float k[SUB], u[SUB], dk[SUB], du[SUB], since[SUB], before;
+};
+template <int P>
+static __device__ __forceinline__ float read(const column &x, written &s, int p, float own,
+                                             float sum, bool of_w) {
 #pragma unroll
-    for (int j = 0; j < SUB; j++) {
-        k[j] = x.get(K_TILE, j), u[j] = RANK ? x.get(U_TILE, j) : 0;
-        dk[j] = du[j] = since[j] = 0;
+    for (int j = 0; j < P + 4; j++) {
+        const float4 pair = x.pairs[p * SUB + j];
+        const float of_v = (of_w ? pair.z : pair.x) * s.since[j];
+        sum += of_v * s.k[j], s.dk[j] += of_v * own;
+        if (!RANK) continue;
+        const float of_z = (of_w ? pair.w : pair.y) * s.since[j];
+        sum += of_z * s.u[j], s.du[j] += of_z * own;
     }
-#pragma unroll
-    for (int p = 0; p < SUB; p++) {
+    return sum;
+}
+template <int P> static __device__ __forceinline__ void find_rows(const column &x, written &s) {
+#pragma unroll 1
+    for (int p = P; p < P + 4; p++) {
         const float q = x.get(Q_TILE, p), w = RANK ? x.get(W_TILE, p) : 0, by = x.decay(p);
-        const auto read = [&](int count, float own, float sum, bool of_w) {
+        float dq = 0;
+        if (RANK)
+            *x.at(SUMS + W_TILE, p) =
+                ml_store_bf16(read<P>(x, s, p, w, s.before * x.get(SUMS + W_TILE, p), true));
+        if (!AFTER) dq = read<P>(x, s, p, q, s.before * x.get(SUMS + Q_TILE, p), false);
 #pragma unroll
-            for (int j = 0; j < SUB; j++) {
-                if (j >= count) continue;
-                const float4 pair = x.pairs[p * SUB + j];
-                const float of_v = (of_w ? pair.z : pair.x) * since[j];
-                sum += of_v * k[j], dk[j] += of_v * own;
-                if (!RANK) continue;
-                const float of_z = (of_w ? pair.w : pair.y) * since[j];
-                sum += of_z * u[j], du[j] += of_z * own;
-            }
-            return sum;
-        };
-        if (RANK) {
-            const float dw = read(p, w, before * x.get(SUMS + W_TILE, p), true);
-            *x.at(SUMS + W_TILE, p) = ml_store_bf16(dw);
-        }
-        float dq = AFTER ? 0 : read(p, q, before * x.get(SUMS + Q_TILE, p), false);
-#pragma unroll
-        for (int j = 0; j < p; j++) since[j] *= by;
-        since[p] = 1, before *= by;
-        if (AFTER) dq = read(p + 1, q, before * x.get(SUMS + Q_TILE, p), false);
+        for (int j = 0; j < P + 4; j++) s.since[j] = j >= P && j == p ? 1 : s.since[j] * by;
+        s.before *= by;
+        if (AFTER) dq = read<P>(x, s, p, q, s.before * x.get(SUMS + Q_TILE, p), false);
         *x.at(SUMS + Q_TILE, p) = ml_store_bf16(dq);
     }
+}
+static __device__ __forceinline__ void find_rows(const column &x) {
+    written s;
+    s.before = 1;
+#pragma unroll
+    for (int j = 0; j < SUB; j++) {
+        s.k[j] = x.get(K_TILE, j), s.u[j] = RANK ? x.get(U_TILE, j) : 0;
+        s.dk[j] = s.du[j] = s.since[j] = 0;
+    }
+    find_rows<0>(x, s);
+    find_rows<4>(x, s);
+    find_rows<8>(x, s);
+    find_rows<12>(x, s);
 #pragma unroll
     for (int j = 0; j < SUB; j++) { /* now to the sub-block's end */
-        *x.at(SUMS + K_TILE, j) = ml_store_bf16(dk[j] + since[j] * x.get(SUMS + K_TILE, j));
+        *x.at(SUMS + K_TILE, j) = ml_store_bf16(s.dk[j] + s.since[j] * x.get(SUMS + K_TILE, j));
         if (RANK)
-            *x.at(SUMS + U_TILE, j) = ml_store_bf16(du[j] + since[j] * x.get(SUMS + U_TILE, j));
+            *x.at(SUMS + U_TILE, j) = ml_store_bf16(s.du[j] + s.since[j] * x.get(SUMS + U_TILE, j));
     }
 }
 #define STORE(which, X)                                                                            \

@@ -37,14 +37,18 @@ enum {
     TILE = CHUNK * KEYS * 2,
     DECAYS_SHARED = RANK ? 4 * TILE : TILE, /* f32, rows by position; in place of W and U */
     BLOCKS_SHARED = RANK ? DECAYS_SHARED + CHUNK * KEYS * 4 : 4 * TILE,
-    A_SHARED = BLOCKS_SHARED + SUBS * KEYS * 4,
-    T_SHARED = A_SHARED + (RANK ? CHUNK * LD * 4 : 0), /* at first products in sub-blocks */
-    B_SHARED = T_SHARED + CHUNK * LD * 4,
-    PAIRS = SUBS * SUB * SUB, /* f32, of one of A, B, E, F */
-    PARTS = RANK ? 2 : 4      /* of the keys, in products by elements */
+    PAIRS_SHARED = BLOCKS_SHARED + SUBS * KEYS * 4,
+    PAIRS = SUBS * (SUB * (SUB + 1) / 2), /* f32, of one of A, B, E, F, in sub-blocks */
+    T_SHARED = DECAYS_SHARED,             /* A, T: decays are read no more */
+    B_SHARED = KEYS == 64 ? PAIRS_SHARED + 4 * PAIRS * 4 : T_SHARED + 14 * 1024,
+    PARTS = RANK ? 2 : 4 /* of the keys, in products by elements */
 };
 #include "delta_scan_inverse.cuh"
 
+/* Where an element on or below the diagonal of a sub-block is among its pairs. */
+static __device__ __forceinline__ int pair_at(int row, int column) {
+    return row * (row + 1) / 2 + column;
+}
 /* Products in sub-blocks by elements: q or w by u and k, of parts of the keys. A thread has a
  * column j; results in `pairs` are by u, then by k, of q, then of w. Rows before the column add
  * nothing; without branches all loads of a key are on their way at once. */
@@ -79,13 +83,15 @@ static __device__ __forceinline__ void find_pairs(char *base, const float *decay
             by_u[p] += adds ? of_u : 0;
         }
     }
-    float *to = pairs + of_w * 2 * PAIRS + first * SUB + own;
+    float *to = pairs + of_w * 2 * PAIRS + column / SUB * pair_at(SUB, 0);
     for (int turn = 0; turn < PARTS; turn++) {
         if (part == turn)
 #pragma unroll
             for (int p = 0; p < SUB; p++) {
-                to[p * SUB] = (turn ? to[p * SUB] : 0) + by_u[p];
-                to[PAIRS + p * SUB] = (turn ? to[PAIRS + p * SUB] : 0) + by_k[p];
+                if (p < own) continue;
+                const int at = pair_at(p, own);
+                to[at] = (turn ? to[at] : 0) + by_u[p];
+                to[PAIRS + at] = (turn ? to[PAIRS + at] : 0) + by_k[p];
             }
         __syncthreads();
     }
@@ -128,8 +134,8 @@ static __device__ __forceinline__ void find_scores(float (&by_u)[8][4], float (&
         for (int i = 0; i < 4; i++) {
             if (n / 2 != block) continue;
             const int row = lane_row() + i / 2 * 8, column = n % 2 * 8 + lane_column() + i % 2;
-            const float *from = pairs + (block * SUB + row) * SUB + column;
-            by_u[n][i] = from[0], by_k[n][i] = from[PAIRS];
+            const float *from = pairs + block * pair_at(SUB, 0) + pair_at(row, column);
+            if (column <= row) by_u[n][i] = from[0], by_k[n][i] = from[PAIRS];
         }
 }
 /* Rows with the decays of whole sub-blocks too: before q and w, behind u and k; and by key those of
@@ -180,39 +186,14 @@ static __device__ __forceinline__ void load_chunk(const arguments &a, char *base
     copies_wait();
     __syncthreads();
 }
-/* A and B of a warp's rows, for the inverse. */
-static __device__ __forceinline__ void keep_scores(char *base, const float (&by_u)[8][4],
-                                                   const float (&by_k)[8][4], int block) {
-    float *score = (float *)(base + A_SHARED);
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = block * 16 + lane_row() + r * 8;
-            *(float2 *)(score + row * LD + n * 8 + lane_column()) =
-                float2{by_u[n][2 * r], by_u[n][2 * r + 1]};
-            *(unsigned *)(base + B_SHARED + swizzled<CHUNK>(row, n) + lane_column() * 2) =
-                pack_bf16(by_k[n][2 * r], by_k[n][2 * r + 1]);
-        }
-}
-static __device__ __forceinline__ void invert(char *base) {
-    const int warp = threadIdx.x / 32;
-    float *score = (float *)(base + A_SHARED), *t = (float *)(base + T_SHARED);
-    for (int i = threadIdx.x; i < CHUNK * LD; i += 256) t[i] = 0;
-    __syncthreads();
-    if (warp / 2 == 2) invert_diagonal(score, t, threadIdx.x - 128);
-    __syncthreads();
-    if (warp >= 4 && warp < 7) invert_below(score, t, warp - 4);
-    __syncthreads();
-}
-extern "C" __global__ void __launch_bounds__(256, RANK ? 1 : 2) ENTRY(arguments a) {
+extern "C" __global__ void __launch_bounds__(256, 2) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
     char *base = (char *)shared;
     const unsigned at = shared_address(base);
     const int chunk = blockIdx.x % CHUNKS, warp = threadIdx.x / 32, block = warp % 4;
     const long long batch = blockIdx.x / CHUNKS, number = blockIdx.x, rows = block * 16 * CHUNK;
     const float *decays = (const float *)(base + DECAYS_SHARED);
-    float *blocks = (float *)(base + BLOCKS_SHARED), *pairs = (float *)(base + T_SHARED);
+    float *blocks = (float *)(base + BLOCKS_SHARED), *pairs = (float *)(base + PAIRS_SHARED);
     float by_u[8][4] = {}, by_k[8][4] = {};
     load_chunk(a, base, batch, chunk);
     find_pairs(base, decays, pairs);
@@ -221,13 +202,17 @@ extern "C" __global__ void __launch_bounds__(256, RANK ? 1 : 2) ENTRY(arguments 
     if (RANK || warp < 4)
         find_scores(by_u, by_k, at + warp / 4 * TILE, at + 2 * TILE, at + 3 * TILE, blocks,
                     pairs + warp / 4 * 2 * PAIRS, block);
+    unsigned of_u[16], of_k[16];
+    round_bf16<32>(of_u, *(const float(*)[32])by_u);
+    round_bf16<32>(of_k, *(const float(*)[32])by_k);
     if (warp < 4) {
-        store_scores(by_k, work_of(a, F_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
+        store_pairs(of_k, work_of(a, F_WORK, number, CHUNK * CHUNK) + rows, CHUNK, 16);
         if (RANK && !GRADIENT)
-            store_scores(by_u, work_of(a, E_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
+            store_pairs(of_u, work_of(a, E_WORK, number, CHUNK * CHUNK) + rows, CHUNK, 16);
     } else if (RANK) {
-        if (GRADIENT) store_scores(by_k, work_of(a, B_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
-        keep_scores(base, by_u, by_k, block);
+        if (GRADIENT)
+            store_pairs(of_k, work_of(a, B_WORK, number, CHUNK * CHUNK) + rows, CHUNK, 16);
+        put_scores(base, by_u, of_k, block);
     }
     __syncthreads();
     scale_by_blocks(base, blocks, (float *)work_of(a, FACTORS_WORK, number, 512));
@@ -237,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(256, RANK ? 1 : 2) ENTRY(arguments 
     if (!RANK) return;
     store_tile(work_of(a, UD_WORK, number, CHUNK * KEYS), base + 2 * TILE);
     if (GRADIENT) store_tile(work_of(a, WD_WORK, number, CHUNK * KEYS), base + TILE);
-    invert(base);
-    multiply_by_inverse(a, base, number, nullptr, nullptr, by_u);
+    if (warp >= 4) invert_triangle<1>((float *)(base + T_SHARED));
+    __syncthreads();
+    multiply_by_inverse(a, base, number, nullptr, nullptr, of_u);
 }

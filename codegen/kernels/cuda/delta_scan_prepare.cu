@@ -28,19 +28,22 @@
 #include "delta_scan_products.cuh"
 
 enum {
-    TILE = CHUNK * KEYS * 2,
-    A_SHARED = 4 * TILE,
-    T_SHARED = A_SHARED + CHUNK * LD * 4,
-    B_SHARED = T_SHARED + CHUNK * LD * 4,
-    DECAYS_SHARED = B_SHARED + BLOCK,
-    FACTORS_SHARED = DECAYS_SHARED + (sizeof(chunk_decays) + 15) / 16 * 16
+    TILE = CHUNK * KEYS * 2, /* Q, W, U, K */
+    B_SHARED = 3 * TILE,     /* B in place of K behind the scores; for E T then T as bf16 */
+    DECAYS_SHARED = 4 * TILE,
+    FACTORS_SHARED = DECAYS_SHARED + (sizeof(chunk_decays) + 15) / 16 * 16,
+    T_SHARED = KEYS == 64 ? FACTORS_SHARED + 1024 : 0 /* A, T; in place of Q where they fit */
 };
 #include "delta_scan_inverse.cuh"
 
-/* A warp's 16 rows of scores, q or w by u and k, of blocks on and below the diagonal. */
-static __device__ __forceinline__ void find_scores(float (&by_u)[8][4], float (&by_k)[8][4],
-                                                   unsigned rows, unsigned u, unsigned k, int block,
-                                                   bool with_k) {
+/* A warp's 16 rows of scores, q or w by u or k, of blocks on and below the diagonal; as bf16 (zeros
+ * above). Rows come behind `later` more decays than their number. */
+static __device__ __forceinline__ void find_scores(float (&x)[8][4], unsigned rows,
+                                                   unsigned columns, int block) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[n][i] = 0;
 #pragma unroll
     for (int depth = 0; depth < KEYS; depth += 16) {
         unsigned left[4], right[4];
@@ -48,34 +51,35 @@ static __device__ __forceinline__ void find_scores(float (&by_u)[8][4], float (&
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             if (n > block) continue;
-            right_of_rows(right, u, n * 16, depth);
-            mma(by_u[2 * n], left, right[0], right[1]);
-            mma(by_u[2 * n + 1], left, right[2], right[3]);
-            if (!with_k) continue;
-            right_of_rows(right, k, n * 16, depth);
-            mma(by_k[2 * n], left, right[0], right[1]);
-            mma(by_k[2 * n + 1], left, right[2], right[3]);
+            right_of_rows(right, columns, n * 16, depth);
+            mma(x[2 * n], left, right[0], right[1]);
+            mma(x[2 * n + 1], left, right[2], right[3]);
         }
     }
 }
-/* Times their decays, zeros above the diagonal; rows come behind `later` more decays than their
- * number. */
-static __device__ __forceinline__ void decay_scores(float (&by_u)[8][4], float (&by_k)[8][4],
-                                                    const chunk_decays &d, int block, int later) {
+static __device__ __forceinline__ void decay_scores(float (&x)[8][4], const chunk_decays &d,
+                                                    int block, int later) {
+    const int first = block * 16 + lane_row() + later;
+    const float logs[2] = {d.logs[first], d.logs[first + 8]};
+    const unsigned counts[2] = {d.counts[first], d.counts[first + 8]};
 #pragma unroll
     for (int n = 0; n < 8; n++) {
+        const int column = n * 8 + lane_column() + 1;
         if (n / 2 > block) continue;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int after = block * 16 + lane_row() + i / 2 * 8 + later;
-            int before = n * 8 + lane_column() + i % 2 + 1;
-            float decay = before <= after ? decay_between(d, after, before) : 0;
-            by_u[n][i] = before <= after ? by_u[n][i] * decay : 0;
-            by_k[n][i] = before <= after ? by_k[n][i] * decay : 0;
+            const int after = first + i / 2 * 8, before = column + i % 2;
+            const float product = exp2_approx(logs[i / 2] - d.logs[before]);
+            const unsigned count = counts[i / 2] - d.counts[before];
+            const float decay = count >> 16 ? 0 : count & 1 ? -product : product;
+            x[n][i] = before <= after ? x[n][i] * decay : 0;
         }
     }
 }
-/* Operands of the chunk; factors; T begins as zeros. */
+static __device__ __forceinline__ void round_scores(unsigned (&to)[16], const float (&x)[8][4]) {
+    round_bf16<32>(to, *(const float(*)[32])x);
+}
+/* Operands of the chunk; factors. */
 static __device__ __forceinline__ void load_chunk(const arguments &a, char *base, long long batch,
                                                   int chunk) {
     unsigned at = shared_address(base);
@@ -92,8 +96,7 @@ static __device__ __forceinline__ void load_chunk(const arguments &a, char *base
                                 K_STEP, there);
     copies_commit();
     chunk_decays &d = *(chunk_decays *)(base + DECAYS_SHARED);
-    float *factors = (float *)(base + FACTORS_SHARED), *t = (float *)(base + T_SHARED);
-    for (int i = threadIdx.x; i < CHUNK * LD; i += 256) t[i] = 0;
+    float *factors = (float *)(base + FACTORS_SHARED);
     if (threadIdx.x < 32) find_decays(d, a, batch, chunk);
     __syncthreads();
     float *to = (float *)((ml_bf16 *)a.p[WORK_AT] + FACTORS_WORK) + (batch * CHUNKS + chunk) * 256;
@@ -105,42 +108,35 @@ static __device__ __forceinline__ void load_chunk(const arguments &a, char *base
     copies_wait();
     __syncthreads();
 }
-extern "C" __global__ void __launch_bounds__(256, 2) ENTRY(arguments a) {
+extern "C" __global__ void __launch_bounds__(256, 3) ENTRY(arguments a) {
     extern __shared__ uint4 shared[];
     char *base = (char *)shared;
-    unsigned at = shared_address(base);
-    int chunk = blockIdx.x % CHUNKS, warp = threadIdx.x / 32, block = warp % 4;
-    long long batch = blockIdx.x / CHUNKS, number = blockIdx.x;
+    const unsigned at = shared_address(base);
+    const int chunk = blockIdx.x % CHUNKS, warp = threadIdx.x / 32, block = warp % 4;
+    const long long batch = blockIdx.x / CHUNKS, number = blockIdx.x, rows = block * 16 * CHUNK;
+    const bool of_q = warp < 4;
     const chunk_decays &d = *(const chunk_decays *)(base + DECAYS_SHARED);
-    float *score = (float *)(base + A_SHARED), *t = (float *)(base + T_SHARED);
+    const float *factors = (const float *)(base + FACTORS_SHARED);
+    float score[8][4];
+    unsigned pairs[16];
     load_chunk(a, base, batch, chunk);
-    float by_u[8][4] = {}, by_k[8][4] = {};
-    find_scores(by_u, by_k, at + warp / 4 * TILE, at + 2 * TILE, at + 3 * TILE, block,
-                !GRADIENT || warp >= 4);
-    decay_scores(by_u, by_k, d, block, warp < 4 ? AFTER : 0);
-    long long rows = block * 16 * CHUNK;
-    if (warp < 4) {
-        if (!GRADIENT) {
-            store_scores(by_k, work_of(a, F_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
-            store_scores(by_u, work_of(a, E_WORK, number, CHUNK * CHUNK) + rows, CHUNK);
-        }
+    if (!GRADIENT || !of_q) { /* F; B */
+        find_scores(score, at + warp / 4 * TILE, at + 3 * TILE, block);
+        decay_scores(score, d, block, of_q ? AFTER : 0);
+        round_scores(pairs, score);
+        if (of_q) store_pairs(pairs, work_of(a, F_WORK, number, CHUNK * CHUNK) + rows, CHUNK, 16);
+    }
+    find_scores(score, at + warp / 4 * TILE, at + 2 * TILE, block); /* E; A */
+    decay_scores(score, d, block, of_q ? AFTER : 0);
+    __syncthreads(); /* Q and K are read no more */
+    if (of_q) {
+        round_scores(pairs, score);
+        if (!GRADIENT)
+            store_pairs(pairs, work_of(a, E_WORK, number, CHUNK * CHUNK) + rows, CHUNK, 16);
     } else {
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int row = block * 16 + lane_row() + r * 8;
-                *(float2 *)(score + row * LD + n * 8 + lane_column()) =
-                    float2{by_u[n][2 * r], by_u[n][2 * r + 1]};
-                *(unsigned *)(base + B_SHARED + swizzled<CHUNK>(row, n) + lane_column() * 2) =
-                    pack_bf16(by_k[n][2 * r], by_k[n][2 * r + 1]);
-            }
+        put_scores(base, score, pairs, block);
+        invert_triangle<1>((float *)(base + T_SHARED));
     }
     __syncthreads();
-    if (warp / 2 == 2) invert_diagonal(score, t, threadIdx.x - 128);
-    __syncthreads();
-    if (warp >= 4 && warp < 7) invert_below(score, t, warp - 4);
-    __syncthreads();
-    const float *factors = (const float *)(base + FACTORS_SHARED);
-    multiply_by_inverse(a, base, number, factors + CHUNK, factors + 2 * CHUNK, by_u);
+    multiply_by_inverse(a, base, number, factors + CHUNK, factors + 2 * CHUNK, pairs);
 }
