@@ -82,6 +82,12 @@ end
 ---The longest row of one rank: its program is the lead of mixed microbatches.
 function dynamic.lead(o, rows) return rows[#o.dynamic.groups[1].lengths] end
 
+---The fewest microbatches of a step: of rows that are full.
+function dynamic.least_slots(o)
+  local multiple = math.max(o.dynamic.slots, 1)
+  return math.ceil(o.accum / multiple) * multiple
+end
+
 ---What mlua check says.
 function dynamic.describe(o)
   local sizes, programs = {}, 0

@@ -117,6 +117,7 @@ function m.train(options)
     for _, row in ipairs(rows or {}) do
       if row.program ~= micro then all[#all + 1] = row.program end
     end
+    if rows then micro:microbatches(dynamic.least_slots(o)) end -- its time is that of a step whose rows are full
     known.note_training(o)
     core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too

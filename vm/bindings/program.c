@@ -492,10 +492,21 @@ static int program_cost(lua_State *L) {
     return 2;
 }
 
+typedef struct {
+    ml_plan *plan;
+    int count;
+} microbatches_call;
+
+static void plan_microbatches(void *argument) {
+    microbatches_call *call = argument;
+    pipeline_set_microbatches(call->plan, call->count);
+}
+
 static int program_microbatches(lua_State *L) {
     vm_program *p = check_program(L);
-    int count = read_microbatches(L, 2);
-    if (p->program) vm_check(L, ml_program_microbatches(p->program, count));
+    microbatches_call call = {p->plan, read_microbatches(L, 2)};
+    if (p->program) vm_check(L, ml_program_microbatches(p->program, call.count));
+    if (p->plan && p->plan->pipeline) vm_protect(L, plan_microbatches, &call);
     return 0;
 }
 
