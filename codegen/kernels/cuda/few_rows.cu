@@ -16,7 +16,8 @@
  * the y-th group that has any, and the last one clears rows of no group.
  *
  * B that no step writes (CONSTANT) is loaded from before the steps ahead have ended, and the next
- * kernel begins when the last of it is asked for: so memory is busy between kernels. */
+ * kernel begins when the last of it is asked for (with weights of 8 bits at once): so memory is
+ * busy between kernels. */
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define ENTRY few_rows
@@ -301,6 +302,7 @@ static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)
     const int begin = STEPS * part / SPLIT, end = STEPS * (part + 1) / SPLIT;
     const int last = end - begin < SLOTS ? begin : end - SLOTS + 1; /* that loads, or the first */
     char *ring = shared + threadIdx.x / 32 * SLOTS * SLOT_BYTES, *lines = shared + A_BEGIN;
+    if (B_BYTES == 1) kernel_lets_next(); /* few bytes: there is room for blocks of the next */
 #pragma unroll
     for (int s = 0; s < SLOTS - 1; s++) {
         if (begin + s < end) load_b(ring + s * SLOT_BYTES, p, (begin + s) * DEEP);
@@ -316,7 +318,7 @@ static __device__ __forceinline__ void add_part(const arguments &a, float (&sum)
         __syncwarp();
         if (step + SLOTS - 1 < end) load_b(ring + next * SLOT_BYTES, p, (step + SLOTS - 1) * DEEP);
         copies_commit();
-        if (step == last) kernel_lets_next();
+        if (B_BYTES > 1 && step == last) kernel_lets_next();
         multiply(sum, ring + slot * SLOT_BYTES, lines + (step - begin) * DEEP * 2);
         slot = slot + 1 < SLOTS ? slot + 1 : 0, next = next + 1 < SLOTS ? next + 1 : 0;
     }
