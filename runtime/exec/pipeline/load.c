@@ -192,7 +192,8 @@ ml_status pipeline_load(ml_program *program) {
 /* No slot of a lead waits for what this program sent. */
 static void users_forget(const ml_program *program) {
     for (ml_program *p = program->session->programs; p != NULL; p = p->next)
-        for (int v = 0; p->pipeline != NULL && v < plan_of(p)->count; v++) {
+        for (int v = 0; p->pipeline != NULL && p->pipeline->lead == p && v < plan_of(p)->count;
+             v++) {
             ml_program **user = p->pipeline->stages ? p->pipeline->stages[v].user : NULL;
             for (int i = 0; user != NULL && i < plan_of(p)->stages[v].slots; i++)
                 if (user[i] == program) user[i] = NULL;
