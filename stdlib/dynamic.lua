@@ -12,8 +12,7 @@ local packing = require "mlua.packing"
 
 local dynamic = {}
 
--- Lengths of rows of one rank, whose last ones are filled up, and of larger groups; twice as many where a rank has WIDE tokens or more.
-local ALONE, TOGETHER = 8, 4
+local ALONE, TOGETHER = 8, 4 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -22,7 +21,6 @@ local function rounded(tokens, grain) return math.ceil(tokens / grain) * grain e
 -- Up to `count` numbers of tokens, the last `most`, evenly above `least`.
 local function row_lengths(least, most, count)
   local lengths, grain = {}, grain_of(most)
-  if most >= WIDE then count = 2 * count end
   for i = 1, count do
     local tokens = math.min(most, rounded(least + (most - least) * i / count, grain))
     if tokens ~= lengths[#lengths] then lengths[#lengths + 1] = tokens end
