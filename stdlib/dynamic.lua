@@ -30,6 +30,14 @@ end
 
 local function refuse(what, help) core.fail('cp="dynamic": ' .. what, { help = help }) end
 
+-- The most slots that a step's documents need. Rows of one rank are packed: but for the last ones, more than half full. A row of a larger
+-- group has a document that fits on none of the size before, which fills more of it than the ratio of the sizes.
+local function most_slots(groups, parts)
+  local times = 2
+  for i = 2, #groups.sizes do times = math.max(times, groups.sizes[i] // groups.sizes[i - 1]) end
+  return math.ceil((times * parts + 3 + #groups.sizes) / groups.slots) * groups.slots
+end
+
 ---What m.train's options say of groups and rows: nil where the layout is not dynamic.
 ---@param o table m.train's options
 ---@param parts integer microbatches of a step
@@ -42,9 +50,7 @@ function dynamic.read(o, parts)
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
   local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
-  if d.slots > 0 then -- no more than two rows of a step's documents are less than half full together
-    d.most_slots = math.ceil((2 * parts + 3 + #groups.sizes) / d.slots) * d.slots
-  end
+  if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
   local least = 0
   for _, size in ipairs(groups.sizes) do
     d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most, size == 1 and ALONE or TOGETHER) }
