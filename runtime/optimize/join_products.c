@@ -65,13 +65,17 @@ static void join(work *w, uint32_t from, uint32_t t) {
 
 /* ---- Products of one operand ----------------------------------------------------------------- */
 
-/* Whether what step t reads is there before step `before`. */
+/* Whether what step t reads is there before step `before`: all parts of what steps write in parts.
+ */
 static bool reads_early(const work *w, uint32_t t, uint32_t before) {
     const ml_step *step = &w->s->steps.at[t];
     for (int i = 0; i < step->read_count; i++) {
         const uint32_t storage = value_of(w, step, i)->storage;
-        const uint32_t first = step_first_write(&w->uses, storage);
-        if (first != NO_STEP && first >= before) return false;
+        const uint32_t end = w->uses.of_storage[storage + 1];
+        for (uint32_t k = w->uses.of_storage[storage]; k < end; k++) {
+            const step_use *use = &w->uses.use[k];
+            if (use->writes && use->step >= before && use->step < t) return false;
+        }
     }
     return true;
 }

@@ -61,7 +61,7 @@ typedef struct {
     double rate, seconds; /* bytes a second, each way; what all tasks take */
     task_line *tasks;
     int task_count;
-    candidate *of; /* by rank, once they are sorted */
+    candidate *of; /* in the order of stages and saved values */
     uint32_t count;
     int64_t fixed; /* bytes of the rank beside arena and candidates */
 } offload;

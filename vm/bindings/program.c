@@ -468,12 +468,12 @@ typedef struct {
     ml_prediction prediction;
 } cost_call;
 
+/* By one table whatever the device: all ranks and runs see the same. */
 static void predict_cost(void *argument) {
     cost_call *call = argument;
     predict_microbatch(ml_rates_of("h100"), call->plan, &call->prediction);
 }
 
-/* By one table whatever the device: all ranks and runs see the same. */
 /* The largest of all ranks': each stage's ranks plan that stage alone. */
 static double most_of_ranks(lua_State *L, double seconds) {
     ml_comm *comm = vm_of(L)->options->comm;

@@ -36,8 +36,8 @@ enum {
 };
 #include "delta_scan_inverse.cuh"
 
-/* A warp's 16 rows of scores, q or w by u or k, of blocks on and below the diagonal; as bf16 (zeros
- * above). Rows come behind `later` more decays than their number. */
+/* A warp's 16 rows of scores, q or w by u or k, of blocks on and below the diagonal; zeros above.
+ */
 static __device__ __forceinline__ void find_scores(float (&x)[8][4], unsigned rows,
                                                    unsigned columns, int block) {
 #pragma unroll
@@ -57,6 +57,8 @@ static __device__ __forceinline__ void find_scores(float (&x)[8][4], unsigned ro
         }
     }
 }
+/* Times their decays (decay_between), zeros above the diagonal; rows come behind `later` more
+ * decays than their number. */
 static __device__ __forceinline__ void decay_scores(float (&x)[8][4], const chunk_decays &d,
                                                     int block, int later) {
     const int first = block * 16 + lane_row() + later;
