@@ -26,6 +26,7 @@ enum {
     PACK = 4, /* packed: rows of a thread; half as many where they would be too few blocks,
                  which then are two on a multiprocessor */
     PACKED_STAGES = 4,
+    PACKED_LEAST = 2,    /* of them */
     PACKED_VALUES = 192, /* of a thread that may be in registers */
     AGAIN_WARPS = 4,     /* packed, states computed again: for their registers */
     RESERVED = 1 << 10,  /* bytes of shared memory that a block takes besides */
@@ -77,14 +78,36 @@ static int packed_span(const recurrence_elements *p) {
     return p->of.length ? p->step->scan->every : SPAN;
 }
 
+static int packed_warps(const recurrence_elements *p) {
+    return p->of.length ? AGAIN_WARPS : WARPS;
+}
+
+static int state_bytes(const recurrence_elements *p) {
+    return p->r.states && elements_dtype_of(p, p->r.inputs) == ML_F64 ? 8 : 4;
+}
+
+/* Whether a block has room for the fewest stages of its inputs, and slopes and offsets of two. */
+static bool packed_fits(const recurrence_elements *p, int lanes) {
+    const int64_t threads = 32 * packed_warps(p);
+    int64_t bytes = (int64_t)2 * 2 * p->r.states * state_bytes(p);
+    for (int i = 0; i < p->step->read_count; i++) {
+        const bool again =
+            i < p->r.inputs &&
+            elements_of_forward(p, ml_graph_source(p->schedule->graph, p->step->node, i));
+        if (!again && elements_is_ringed(p, i))
+            bytes += PACKED_LEAST * packed_span(p) * ml_dtypes[elements_dtype_of(p, i)].bytes;
+    }
+    return bytes * threads * lanes <= ml_target_shared(p->schedule->target->arch);
+}
+
 /* Rows of a thread: as many as leave a block for three quarters of the multiprocessors, and what a
- * warp loads in registers. 0: too few rows. */
+ * warp loads in registers. 0: too few rows, or too much of them. */
 static int packed_lanes(const recurrence_elements *p) {
     const int64_t last = p->space.rank ? p->space.size[p->space.rank - 1] : 1;
     const int64_t processors = p->schedule->target->multiprocessors;
     for (int lanes = PACK; lanes > 1; lanes /= 2)
         if (last % (32 * lanes) == 0 && 4 * elements_rows_of(p) >= 3 * 32 * lanes * processors &&
-            p->r.inputs * packed_span(p) * lanes <= PACKED_VALUES)
+            p->r.inputs * packed_span(p) * lanes <= PACKED_VALUES && packed_fits(p, lanes))
             return lanes;
     return 0;
 }
@@ -131,10 +154,6 @@ static int ring_threads(const recurrence_elements *p) {
     return 0;
 }
 
-static int state_bytes(const recurrence_elements *p) {
-    return p->r.states && elements_dtype_of(p, p->r.inputs) == ML_F64 ? 8 : 4;
-}
-
 /* Parallel: slopes and offsets of two stages. */
 static int64_t composed_bytes(const recurrence_elements *p) {
     return (int64_t)2 * 2 * p->r.states * p->threads * (p->lanes ? p->lanes : 1) * state_bytes(p);
@@ -163,7 +182,7 @@ static void choose_form(recurrence_elements *p) {
     if (composed && is_packed(p)) {
         p->form = FORM_PACKED;
         p->lanes = packed_lanes(p), p->lane = "[l]";
-        p->warps = p->of.length ? AGAIN_WARPS : WARPS, p->span = packed_span(p);
+        p->warps = packed_warps(p), p->span = packed_span(p);
         p->threads = 32 * p->warps, p->width = 32 * (int)p->lanes;
         p->positions = p->warps * p->span;
         return;
@@ -194,7 +213,7 @@ static void choose_stages(recurrence_elements *p) {
     const int64_t room = ml_target_shared(p->schedule->target->arch) / packed_blocks(p) - RESERVED;
     p->stages = (int)((room - composed_bytes(p)) / p->stage_bytes);
     if (p->stages > PACKED_STAGES) p->stages = PACKED_STAGES;
-    if (p->stages < 2) p->stages = 2;
+    if (p->stages < PACKED_LEAST) p->stages = PACKED_LEAST;
 }
 
 static int threads_of(const recurrence_elements *p) {

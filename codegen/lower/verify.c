@@ -131,6 +131,14 @@ static bool is_block(const verifier *v, uint32_t value) {
     return true;
 }
 
+/* A GPU refuses to launch a block that asks for more shared memory than it may have. */
+static void verify_launches(const verifier *v, const ml_kernel *kernel) {
+    const ml_target *target = v->s->target;
+    for (; kernel && target->kind == ML_TARGET_CUDA; kernel = kernel->next)
+        require(v, kernel->shared_bytes <= ml_target_shared(target->arch),
+                "a block has too much shared memory");
+}
+
 static void verify_steps(verifier *v) {
     const ml_schedule *s = v->s;
     for (uint32_t i = 0; i < s->steps.count; i++) {
@@ -154,6 +162,7 @@ static void verify_steps(verifier *v) {
                 require(v, is_block(v, step->values[i]),
                         "a collective's operand is not contiguous");
         if (step->kind == ML_STEP_KERNEL) require(v, step->kernel != NULL, "there is no kernel");
+        verify_launches(v, step->kernel);
     }
 }
 

@@ -12,14 +12,15 @@
 
 enum { MOST_ELEMENTS = 128 }; /* whose comparisons, of all with all, are less than a launch */
 
-/* Integers along one axis, few; others have one element. */
+/* Integers along one axis, few; others have one element, and there is room for one more. */
 static bool is_short(const ml_graph *g, ml_ref n) {
     const ml_type *type = ml_graph_type(g, ml_graph_source(g, n, 0));
     const int op = ml_graph_node(g, n)->op,
               at = ml_type_find(type, (ml_axis)ml_graph_args(g, n)[0]);
     const bool reversed = ml_graph_args(g, n)[1] != 0;
     return (op == ML_OP_SORT || op == ML_OP_CUMSUM) && !reversed && type->dtype == ML_I32 &&
-           type->size[at] <= MOST_ELEMENTS && ml_type_elements(type) == type->size[at];
+           type->rank < ML_MAX_AXES && type->size[at] <= MOST_ELEMENTS &&
+           ml_type_elements(type) == type->size[at];
 }
 
 /* What there is of `n` along the axis, and the same along another one. */
