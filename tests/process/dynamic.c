@@ -125,6 +125,6 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
 
-TEST(long, dynamic_context_of_1900_drawn_batches) {
+TEST(long, dynamic_context_of_1950_drawn_batches) {
     process_in_room(drawn_batches);
 }
