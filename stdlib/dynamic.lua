@@ -187,10 +187,13 @@ function dynamic.runner(o, rows, data)
     planned = data.held
     for name in pairs(runner.sums) do runner.sums[name] = runner.sums[name] + facts[name] end
   end
-  -- Every program once, on filling alone: what is made at a first run is there before step 1.
+  -- Every program in a step of the fewest microbatches, on filling alone: what is made at a first run is there before step 1.
   function runner.begin()
-    lead:microbatches(1)
-    for _, row in ipairs(rows) do run(row, -1, 1, true) end
+    local fewest = math.max(d.slots, 1)
+    lead:microbatches(fewest)
+    for _, row in ipairs(rows) do
+      for i = 1, fewest do run(row, -1, 1, i == 1) end
+    end
     last:finish()
   end
   function runner.start(step)

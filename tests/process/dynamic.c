@@ -87,12 +87,14 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
     compare("recurrences", many.output, one.output);
 }
 
-/* The microbatches of a pipeline are of several programs, and their number varies by steps. */
+/* The microbatches of a pipeline are of several programs, and their number varies by steps; with
+ * two stages a rank in turns it is even. */
 PROCESS_TEST(dynamic_context_in_stages) {
     write_documents(room, 5);
-    process_result one = process_run(room, 0, "", TRAIN "steps=3");
-    process_result many =
-        process_run(room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic");
+    process_result one = process_run(room, 0, "", TRAIN "steps=3 layers=4");
+    process_result many = process_run(room, 0, "",
+                                      TRAIN "steps=3 layers=4 accum=8 -n 4 --mesh pp=2,cp=2 "
+                                            "--layout cp=dynamic,schedule=interleaved");
     compare("stages", many.output, one.output);
 }
 
