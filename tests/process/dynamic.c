@@ -93,7 +93,7 @@ PROCESS_TEST(dynamic_context_in_stages) {
     write_documents(room, 5);
     process_result one = process_run(room, 0, "", TRAIN "steps=3 layers=4");
     process_result many = process_run(room, 0, "",
-                                      TRAIN "steps=3 layers=4 accum=8 -n 4 --mesh pp=2,cp=2 "
+                                      TRAIN "steps=3 layers=4 accum=4 -n 4 --mesh pp=2,cp=2 "
                                             "--layout cp=dynamic,schedule=interleaved");
     compare("stages", many.output, one.output);
 }
