@@ -83,7 +83,7 @@ static const knob KNOBS[] = {
      NUMBER, AT(host_link)},
     {"MLUA_CHUNK", "MIB",
      "compute logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024, "
-     "with --dtype fp8 512); 0: never in chunks",
+     "in FP8 512); 0: never in chunks",
      NUMBER, AT(chunk)},
     {"MLUA_PARAM_CACHE", "0|1",
      "0: each step casts parameters for a GPU's products anew; else the casts are stored (the "

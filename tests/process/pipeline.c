@@ -134,8 +134,10 @@ PROCESS_TEST(slots_in_bf16_in_layouts) {
                   "local adamw = m.adamw\n"
                   "m.adamw = function(o) o.state_dtype = 'bf16' return adamw(o) end\n"
                   "dofile(os.getenv 'SCRIPT')\n");
-    static const char settings[] = "narrow.lua layers=2 embed=16 heads=2 seq=8 batch=4 accum=2 "
-                                   "steps=12 warmup=1 sample=0 lr=0.01";
+    /* In f64: in f32 other orders of sums flip single roundings of slots to bf16, which moves a
+     * norm by 1e-6 to 6e-5, by the seed. */
+    static const char settings[] = "--dtype f64 narrow.lua layers=2 embed=16 heads=2 seq=8 batch=4 "
+                                   "accum=2 steps=12 warmup=1 sample=0 lr=0.01";
     static const char script[] = "SCRIPT=\"$ROOT/models/llama.lua\"";
     static const char *const layouts[][2] = {{"-n 2 --mesh dp=2", ""},
                                              {"-n 2 --mesh dp=2", "layout=fsdp"},

@@ -242,7 +242,7 @@ static int core_program(lua_State *L) {
     vm_open_device(L);
     vm_compare_random(L);
     double started = now();
-    vm_program *p = lua_newuserdatauv(L, sizeof *p, 3); /* name, input names, output names */
+    vm_program *p = lua_newuserdatauv(L, sizeof *p, 4); /* names of it, inputs, outputs; lead */
     *p = (vm_program){0};
     luaL_setmetatable(L, vm_program_class);
     lua_getfield(L, 1, "name");
@@ -270,6 +270,7 @@ static int core_program(lua_State *L) {
         const vm_program *lead = vm_to_program(L, 3);
         p->roots.mixed = true;
         p->lead = lead ? lead->program : NULL;
+        lua_setiuservalue(L, 2, 4); /* its slots are the lead's, which lives as long */
     }
     lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
