@@ -143,7 +143,8 @@ static ml_status members_alike(const ml_program *lead, const ml_program *program
     for (int i = 0; i < a->message_count && alike; i++)
         alike = a->messages[i].channel == b->messages[i].channel;
     for (int v = 0; v < a->count && alike; v++) /* host memory has the program's own slots */
-        alike = b->stages[v].slots >= a->stages[v].slots || b->stages[v].host_bytes == 0;
+        alike = (b->stages[v].slots >= a->stages[v].slots || b->stages[v].host_bytes == 0) &&
+                b->stages[v].tasks.once_bytes == a->stages[v].tasks.once_bytes;
     if (alike) return ML_OK;
     return ml_fail(ML_INTERNAL, "programs of mixed microbatches differ in their stages");
 }
