@@ -58,7 +58,7 @@
 #include "mma_ptx.cuh"
 #include "recurrence_compose.cuh"
 #include "recurrence_quick.cuh"
-#define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
+#include "recurrence_stages.cuh"
 #define EACH_LANE _Pragma("unroll") for (int l = 0; l < LANES; l++)
 #define IS_THERE (LENGTH % POSITIONS == 0 || first + u < LENGTH)
 
@@ -123,21 +123,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(arguments a)
         (STATE(*)[STATES][2][THREADS][LANES])((char *)shared + STAGES * STAGE_BYTES);
     STATE carry[STATES][LANES];
     FIRST
-    EACH_LANE { BEGIN }
-    for (int s = 0; s < STAGES - 1; s++) {
-        const long long first = s * (long long)POSITIONS;
-        const unsigned to = ring + s * STAGE_BYTES;
-        COPY copies_commit();
-    }
-    int now = 0, next = STAGES - 1, side = 0; /* parts of the ring; which of the two stages */
+    EACH_LANE{BEGIN} COPY_FIRST_STAGES int now = 0, next = STAGES - 1,
+                                           side =
+                                               0; /* parts of the ring; which of the two stages */
     for (long long begin = 0; begin < LENGTH; begin += POSITIONS) {
-        copies_but<STAGES - 2>();
-        __syncthreads();
-        {
-            const long long first = begin + (STAGES - 1) * POSITIONS;
-            const unsigned to = ring + next * STAGE_BYTES;
-            COPY copies_commit();
-        }
+        NEXT_STAGE
         const char *slot = (const char *)shared + now * STAGE_BYTES;
         const long long first = begin;
         STATE slope[STATES][LANES], offset[STATES][LANES], before[STATES][LANES];

@@ -43,7 +43,7 @@
 #include "mma_ptx.cuh"
 #include "recurrence_compose.cuh"
 #include "recurrence_quick.cuh"
-#define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
+#include "recurrence_stages.cuh"
 #define WARPS (THREADS / 32)
 
 struct arguments {
@@ -72,20 +72,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
     STATE carry[STATES];
     FIRST
     BEGIN
-    for (int s = 0; s < STAGES - 1; s++) {
-        const long long first = s * (long long)POSITIONS;
-        const unsigned to = ring + s * STAGE_BYTES;
-        COPY copies_commit();
-    }
+    COPY_FIRST_STAGES
     int now = 0, next = STAGES - 1, side = 0; /* parts of the ring; which of the two stages */
     for (long long begin = 0; begin < LENGTH; begin += POSITIONS) {
-        copies_but<STAGES - 2>();
-        __syncthreads();
-        {
-            const long long first = begin + (STAGES - 1) * POSITIONS;
-            const unsigned to = ring + next * STAGE_BYTES;
-            COPY copies_commit();
-        }
+        NEXT_STAGE
         const char *slot = (const char *)shared + now * STAGE_BYTES;
         const long long first = begin;
         STATE slope[STATES], offset[STATES], before[STATES];

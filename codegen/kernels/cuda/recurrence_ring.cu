@@ -33,7 +33,7 @@
 #endif
 #include "mma_ptx.cuh"
 #include "recurrence_quick.cuh"
-#define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
+#include "recurrence_stages.cuh"
 
 struct arguments {
     char *p[POINTERS];
@@ -47,11 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
     const unsigned ring = shared_address(shared);
     FIRST
     DECLARE
-    for (int s = 0; s < STAGES - 1; s++) {
-        const long long first = s * (long long)POSITIONS;
-        const unsigned to = ring + s * STAGE_BYTES;
-        COPY copies_commit();
-    }
+    COPY_FIRST_STAGES
 #pragma unroll
     for (int u = 0; u < POSITIONS; u++) {
         const long long first = 0, t = POSITION(u);
@@ -63,13 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
     }
     int now = 0, next = STAGES - 1; /* parts of the ring */
     for (long long begin = 0; begin < LENGTH; begin += POSITIONS) {
-        copies_but<STAGES - 2>();
-        __syncthreads();
-        {
-            const long long first = begin + (STAGES - 1) * POSITIONS;
-            const unsigned to = ring + next * STAGE_BYTES;
-            COPY copies_commit();
-        }
+        NEXT_STAGE
 #pragma unroll
         for (int u = 0; u < POSITIONS; u++) {
             const long long first = begin + POSITIONS, t = POSITION(u);

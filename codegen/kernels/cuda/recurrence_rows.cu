@@ -42,7 +42,7 @@
 #endif
 #include "mma_ptx.cuh"
 #include "recurrence_quick.cuh"
-#define POSITION(u) (REVERSE ? LENGTH - 1 - first - (u) : first + (u))
+#include "recurrence_stages.cuh"
 
 struct arguments {
     char *p[POINTERS];
@@ -91,20 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ENTRY(arguments a) {
     constexpr int unrolled = UNROLL; /* macros are not replaced in pragmas */
     char *past = (char *)shared + STAGES * STAGE_BYTES;
     FIRST
-    for (int s = 0; s < STAGES - 1; s++) {
-        const long long first = s * (long long)POSITIONS;
-        const unsigned to = ring + s * STAGE_BYTES;
-        COPY copies_commit();
-    }
+    COPY_FIRST_STAGES
     int now = 0, next = STAGES - 1; /* parts of the ring */
     for (long long begin = 0; begin < LENGTH; begin += POSITIONS) {
-        copies_but<STAGES - 2>();
-        __syncthreads();
-        {
-            const long long first = begin + (STAGES - 1) * POSITIONS;
-            const unsigned to = ring + next * STAGE_BYTES;
-            COPY copies_commit();
-        }
+        NEXT_STAGE
         const char *slot = (const char *)shared + now * STAGE_BYTES;
         const long long first = begin;
         const int count = LENGTH - begin < POSITIONS ? (int)(LENGTH - begin) : POSITIONS;
