@@ -12,6 +12,7 @@ local packing = require "mlua.packing"
 
 local dynamic = {}
 
+local TWICE = 2 -- a program's second run is what later ones repeat
 local ALONE, TOGETHER = 8, 4 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
@@ -187,12 +188,17 @@ function dynamic.runner(o, rows, data)
     planned = data.held
     for name in pairs(runner.sums) do runner.sums[name] = runner.sums[name] + facts[name] end
   end
-  -- Every program in a step of the fewest microbatches, on filling alone: what is made at a first run is there before step 1.
+  -- Every program in a step of the fewest microbatches, on filling alone: what is made at the first runs, such as the choice of a
+  -- product's algorithm and a GPU's graph, is there before step 1.
   function runner.begin()
-    local fewest = math.max(d.slots, 1)
+    local fewest, options, since = d.slots > 0 and d.slots or TWICE, core.options(), core.time()
     lead:microbatches(fewest)
-    for _, row in ipairs(rows) do
+    for n, row in ipairs(rows) do
       for i = 1, fewest do run(row, -1, 1, i == 1) end
+      if options.rank == 0 and not options.quiet and not options.json and core.time() - since > 2 then
+        since = core.time()
+        core.write_error(("program %d of %d has run\n"):format(n, #rows))
+      end
     end
     last:finish()
   end

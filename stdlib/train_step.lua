@@ -256,11 +256,14 @@ function step.dynamic_step(o)
   local function make(row, lead)
     row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens), lead)
   end
-  make(first)
-  for _, row in ipairs(rows) do
-    if row ~= first then make(row, first.program) end
-  end
-  return rows, finish()
+  local update = core.together(function()
+    make(first)
+    for _, row in ipairs(rows) do
+      if row ~= first then make(row, first.program) end
+    end
+    return finish()
+  end)
+  return rows, update
 end
 
 return step

@@ -73,6 +73,9 @@ typedef struct {
     ml_status (*time_host_copies)(ml_device *device, int64_t bytes, double seconds[3]);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
+    /* Compile the kernels of several plans at once, all of which are loaded next. NULL where that
+     * is as fast one by one. */
+    ml_status (*compile)(ml_device *device, const ml_plan *const *plans, int count);
     /* addresses[storage] is the base of each storage of the plan's schedule. */
     ml_status (*load)(ml_device *device, const ml_plan *plan, ml_executable **executable);
     ml_status (*bind)(ml_executable *executable, void *const *addresses);

@@ -74,9 +74,9 @@ ml_status retry_build(ml_program *program, const ml_roots *roots) {
     status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
     if (!made) ml_program_free(retry);
     /* Ranks compile together, and groups may need their retries when others do not. */
-    if (status == ML_OK && made && of_groups(session, program->plan->layout))
-        status = program_compile(retry);
-    return status;
+    if (status != ML_OK || !made || !of_groups(session, program->plan->layout)) return status;
+    retry->waits = session->together;
+    return retry->waits ? ML_OK : program_compile(retry);
 }
 
 /* ---- running ---- */

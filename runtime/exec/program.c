@@ -173,6 +173,12 @@ static bool rank_leads(const ml_session *session) {
     return true;
 }
 
+/* On a CPU one rank compiles, and the others find its kernels in the cache. On GPUs all do: they
+ * deal the kernels (ml_jit_cuda_share). */
+static bool ranks_take_turns(const ml_session *session) {
+    return session->everyone != NULL && session->device->target.kind != ML_TARGET_CUDA;
+}
+
 /* Copies to and from it go on beside computation. */
 static ml_status host_allocate(ml_program *program) {
     ml_device *device = program->session->device;
@@ -244,10 +250,8 @@ static double longest_silence(const ml_program *program) {
 ml_status program_compile(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ML_OK;
-    /* On a CPU one rank compiles, and the others find its kernels in the cache. On GPUs all do:
-     * they deal the kernels (ml_jit_cuda_share). */
-    bool deal = session->device->target.kind == ML_TARGET_CUDA;
-    bool together = ranks_together(program) && !deal, first = rank_leads(session);
+    bool together = ranks_together(program) && ranks_take_turns(session);
+    bool first = rank_leads(session);
     if (!first && together) status = beside_core.barrier(session->comm);
     if (status != ML_OK) return status;
     if (session->everyone != NULL) {
@@ -269,7 +273,57 @@ static ml_status program_load(ml_program *program, const ml_roots *roots) {
     ml_status status = program_reserve(program);
     if (status == ML_OK) status = inputs_allocate(program);
     if (status == ML_OK) status = retry_build(program, roots);
-    return status == ML_OK ? program_compile(program) : status;
+    program->waits = program->session->together;
+    return status == ML_OK && !program->waits ? program_compile(program) : status;
+}
+
+/* ---- several at once ---- */
+typedef struct {
+    ml_session *session;
+    ml_arena *arena;
+    ML_VEC(const ml_plan *) plans;
+} waiting_plans;
+
+static void plans_find(void *context) {
+    waiting_plans *found = context;
+    for (const ml_program *p = found->session->programs; p != NULL; p = p->next) {
+        const ml_plan *part;
+        for (int i = 0; p->waits && (part = program_part(p, i)) != NULL; i++)
+            *ML_PUSH(found->arena, &found->plans) = part;
+    }
+}
+
+static ml_status plans_compile(ml_session *session, const waiting_plans *found) {
+    const ml_device_ops *ops = session->device->ops;
+    bool turns = ranks_take_turns(session), first = rank_leads(session);
+    if (turns && !first) return beside_core.barrier(session->comm);
+    if (session->everyone != NULL) beside_core.busy(session->comm, "compiling kernels");
+    ml_status status = ops->compile(session->device, found->plans.at, (int)found->plans.count);
+    if (session->everyone != NULL) beside_core.done(session->comm);
+    return turns && status == ML_OK ? beside_core.barrier(session->comm) : status;
+}
+
+void ml_session_together(ml_session *session, bool on) {
+    session->together = on;
+}
+
+ml_status ml_session_compile(ml_session *session) {
+    waiting_plans found = {.session = session, .arena = ml_arena_new()};
+    session->together = false;
+    if (found.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making programs");
+    ml_status status = ml_protect(plans_find, &found);
+    if (status == ML_OK && found.plans.count > 0 && session->device->ops->compile != NULL)
+        status = plans_compile(session, &found);
+    ml_arena_free(found.arena);
+    while (status == ML_OK) {
+        ml_program *next = NULL; /* the one that was made first */
+        for (ml_program *p = session->programs; p != NULL; p = p->next)
+            if (p->waits) next = p;
+        if (next == NULL) break;
+        status = program_compile(next);
+        next->waits = status != ML_OK;
+    }
+    return status;
 }
 
 /* Ranks whose plans differ report that before any of them waits for another. */
@@ -515,6 +569,7 @@ static ml_status upload_inputs(ml_program *program, const void *const *inputs) {
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
+    if (program->waits) ML_TRY(ml_session_compile(session));
     if (program->pipeline != NULL) return staged_programs.start(program, inputs);
     ml_program *done;
     ml_status status = program_settle_others(session, program);

@@ -53,6 +53,10 @@ void ml_session_log(ml_session *session, ml_compile_log *log);
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan);
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
+/* Kernels of several programs, compiled all at once: of those that are made while `together` is on.
+ * ml_session_compile turns it off; a start of a program that waits for it calls it. */
+void ml_session_together(ml_session *session, bool on);
+ml_status ml_session_compile(ml_session *session);
 void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
 /* The share of a step in which the ranks of a pipeline wait for one another, measured in its

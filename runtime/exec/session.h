@@ -29,6 +29,7 @@ struct ml_session {
     ml_program *lead;                           /* of the programs that are made next; NULL: none */
     int64_t group_size;                         /* of these; 0: of all ranks */
     const ml_layout *group_layout;              /* theirs; NULL: one rank */
+    bool together; /* programs that are made wait for ml_session_compile */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -50,10 +51,10 @@ struct ml_program {
     ml_plan *plan;
     ml_executable *executable;
     ml_executable *rebuild;        /* of plan->rebuild; NULL where there is none */
-    uint64_t cache_built_at;       /* the clock of its parameter cache; 0: not computed yet */
     bool holds;                    /* is counted among the holders of its cache */
     struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
     ml_program *lead;    /* whose steps its microbatches are of (roots.mixed); NULL: its */
+    bool waits;          /* for ml_session_compile: it has no executable yet */
     bool bound;          /* to the session's present arena */
     void *inputs;        /* one block for all inputs, then the coordinates */
     int64_t coordinates; /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */

@@ -331,3 +331,100 @@ TEST(exec, out_of_memory) {
     }
     CHECK(status == ML_OK && fail_at > 20);
 }
+
+/* ---- Programs beside one another ------------------------------------------------------------- */
+/* The null device, with calls counted. */
+static const ml_executable *counted[4];
+static int counted_runs, plans_at_once;
+
+static ml_status run_counted(ml_executable *executable) {
+    for (int i = 0; i < 4; i++) counted_runs += executable == counted[i];
+    return ml_device_null.run(executable);
+}
+
+static ml_status compile_counted(ml_device *device, const ml_plan *const *plans, int count) {
+    (void)device, (void)plans;
+    plans_at_once += count;
+    return ML_OK;
+}
+
+/* A microbatch of so many rows, which adds to a sum what a product with the weight gives. */
+static ml_program *microbatch_of(world *w, int64_t rows, uint32_t weight, uint32_t sum) {
+    ml_axis in = ml_axis_named(w->g, "in"), row = ml_axis_named(w->g, "row");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {row, in}, .size = {rows, 64}};
+    ml_ref x = ml_cast(w->g, add_input(w, "x", &type), ML_BF16);
+    ml_ref y = ml_dot(w->g, x, ml_cast(w->g, read_of(w, weight), ML_BF16), &in, 1, ML_BF16);
+    ml_ref value = ml_reduce(w->g, ML_OP_SUM, ml_cast(w->g, y, ML_F32), &row, 1);
+    ml_update *update = ML_NEW(w->arena, ml_update);
+    *update = (ml_update){sum, ml_map2(w->g, ML_OP_ADD, read_of(w, sum), value)};
+    ml_program *program;
+    ml_roots roots = {.updates = update, .update_count = 1, .microbatches = 4};
+    ML_CHECK(ml_program_new(w->session, &roots, &program));
+    return program;
+}
+
+/* The cast of a weight serves the microbatches of all programs until the weight is set. */
+static void body_cached_once(world *w) {
+    enum { ROWS = 256, IN = 64, OUT = 32 };
+    static const float x[ROWS * IN], weights[IN * OUT];
+    const void *inputs[] = {x};
+    ml_device_ops ops = ml_device_null;
+    ops.run = run_counted, ops.compile = compile_counted;
+    ml_session_device(w->session)->ops = &ops;
+    ml_axis in = ml_axis_named(w->g, "in"), out = ml_axis_named(w->g, "out");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {in, out}, .size = {IN, OUT}};
+    ml_type row = {.dtype = ML_F32, .rank = 1, .axis = {out}, .size = {OUT}};
+    uint32_t weight = add_state(w, "w", &type, uniform(w, &type, 1));
+    uint32_t sum = add_state(w, "sum", &row, uniform(w, &row, 2));
+    plans_at_once = counted_runs = 0;
+    ml_session_together(w->session, true);
+    ml_program *a = microbatch_of(w, ROWS, weight, sum), *b = microbatch_of(w, 128, weight, sum);
+    CHECK(a->executable == NULL && b->executable == NULL);
+    ML_CHECK(ml_session_compile(w->session));
+    REQUIRE(a->rebuild != NULL && b->rebuild != NULL);
+    CHECK_EQ_INT(plans_at_once, 4); /* both, and what rebuilds their caches */
+    ml_update halved = {weight,
+                        ml_map2(w->g, ML_OP_MUL, read_of(w, weight), ml_const(w->g, ML_F32, 0.5))};
+    ml_program *update = program_of(w, NULL, 0, &halved, 1);
+    CHECK_EQ_INT(plans_at_once, 4);
+    counted[0] = a->rebuild, counted[1] = b->rebuild;
+    for (int step = 1; step <= 3; step++) {
+        for (int i = 0; i < 3; i++) ML_CHECK(ml_program_run(i == 1 ? b : a, inputs, NULL));
+        CHECK_EQ_INT(counted_runs, step);
+        ML_CHECK(ml_program_run(update, NULL, NULL));
+    }
+    ML_CHECK(ml_program_run(b, inputs, NULL));
+    ML_CHECK(ml_session_write_state(w->session, weight, weights));
+    ML_CHECK(ml_program_run(a, inputs, NULL));
+    ML_CHECK(ml_program_run(b, inputs, NULL));
+    CHECK_EQ_INT(counted_runs, 5);
+    ml_session_device(w->session)->ops = &ml_device_null;
+}
+TEST(exec, casts_that_programs_share) {
+    world_run(body_cached_once, "null");
+}
+
+/* A program that is started before its kernels were asked for has them compiled then. */
+static void body_waits(world *w) {
+    ml_type type = vector(w, 100);
+    uint32_t s = add_state(w, "s", &type, ml_broadcast(w->g, ml_const(w->g, ML_F32, 1), &type));
+    ml_update doubled = {s, ml_map2(w->g, ML_OP_ADD, read_of(w, s), read_of(w, s))};
+    ml_update less = {s, ml_map2(w->g, ML_OP_SUB, read_of(w, s), ml_const(w->g, ML_F32, 1))};
+    ml_session_together(w->session, true);
+    ml_program *first = program_of(w, NULL, 0, &doubled, 1);
+    ml_program *second = program_of(w, NULL, 0, &less, 1);
+    float value[100];
+    for (int i = 0; i < 2; i++) {
+        ML_CHECK(ml_program_run(first, NULL, NULL));
+        ML_CHECK(ml_program_run(second, NULL, NULL));
+        ML_CHECK(ml_program_run(first, NULL, NULL));
+    }
+    ML_CHECK(ml_session_compile(w->session)); /* nothing waits */
+    ML_CHECK(ml_session_read_state(w->session, s, value));
+    CHECK_NEAR(value[99], ((1 * 2 - 1) * 2 * 2 - 1) * 2, 0);
+    ml_program_free(first);
+    ml_program_free(second);
+}
+TEST(exec, programs_compiled_at_once) {
+    world_run(body_waits, "cpu");
+}

@@ -290,6 +290,20 @@ static int core_program(lua_State *L) {
     return 1;
 }
 
+/* core.together(fn): makes the programs of fn, whose kernels are compiled at once. */
+static int core_together(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    ml_session_together(vm->session, true);
+    if (lua_pcall(L, 0, LUA_MULTRET, 0) != LUA_OK) {
+        ml_session_together(vm->session, false);
+        return lua_error(L);
+    }
+    vm_check(L, ml_session_compile(vm->session));
+    return lua_gettop(L);
+}
+
 /* ---- Running --------------------------------------------------------------------------------- */
 
 /* The elements of the feed at `index`, whose memory is pushed. */
@@ -542,6 +556,8 @@ static const vm_entry functions[] = {
      "options: {name: string, inputs: Tensor[], outputs: "
      "table<string, Tensor>, updates: table, group: integer, mixed: boolean|Program} -> Program",
      "compile outputs and updates of states into a program"},
+    {"together", core_together, "fn: function -> any",
+     "call fn(); the kernels of all programs that it makes are compiled at once"},
     {0}};
 static const vm_entry methods[] = {
     {"start", program_start, "inputs?: table",

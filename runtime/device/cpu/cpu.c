@@ -182,6 +182,7 @@ const ml_device_ops ml_device_cpu = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .wait = cpu_wait,
+    .compile = cpu_exec_compile,
     .load = cpu_exec_load,
     .bind = cpu_exec_bind,
     .run = cpu_exec_run,

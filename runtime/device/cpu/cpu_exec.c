@@ -166,6 +166,46 @@ static ml_status load_functions(load_work *work) {
     return status;
 }
 
+typedef struct {
+    ml_arena *arena;
+    const ml_plan *const *plans;
+    int count;
+    ML_VEC(ml_kernel *) kernels;
+} plans_work;
+
+static void list_plan(plans_work *work, const ml_plan *plan) {
+    const ml_schedule *s = plan->schedule;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        for (ml_kernel *k = step->kernel; k != NULL; k = k->next)
+            *ML_PUSH(work->arena, &work->kernels) = k;
+        if (step->loop != NULL) list_plan(work, step->loop->plan);
+    }
+}
+
+static void list_plans(void *context) {
+    plans_work *work = context;
+    for (int i = 0; i < work->count; i++) list_plan(work, work->plans[i]);
+}
+
+/* They are in the cache then, from which a load takes them. */
+ml_status cpu_exec_compile(ml_device *device, const ml_plan *const *plans, int count) {
+    const cpu_device *cpu = (const cpu_device *)device;
+    plans_work work = {.arena = ml_arena_new(), .plans = plans, .count = count};
+    if (work.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while compiling kernels");
+    ml_status status = ml_protect(list_plans, &work);
+    size_t kernels = work.kernels.count;
+    ml_c_function **functions = ml_alloc((kernels + 1) * sizeof *functions);
+    ml_jit_c *jit = NULL;
+    if (functions == NULL) status = ml_fail(ML_NO_MEMORY, "out of memory while compiling kernels");
+    if (status == ML_OK && kernels > 0)
+        status = ml_jit_c_load(work.kernels.at, (int)kernels, cpu->pool, &jit, functions);
+    if (status == ML_OK && jit != NULL) ml_jit_c_free(jit);
+    ml_free(functions);
+    ml_arena_free(work.arena);
+    return status;
+}
+
 static void read_storage(void *context, uint32_t storage, int64_t offset, int64_t bytes, void *to) {
     const ml_executable *e = context;
     if (bytes > 0) memcpy(to, (const char *)e->addresses[storage] + offset, (size_t)bytes);

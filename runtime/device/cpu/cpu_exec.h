@@ -20,6 +20,7 @@ typedef struct {
     int expected_count, expected_room;
 } cpu_device;
 
+ml_status cpu_exec_compile(ml_device *device, const ml_plan *const *plans, int count);
 ml_status cpu_exec_load(ml_device *device, const ml_plan *plan, ml_executable **executable);
 ml_status cpu_exec_bind(ml_executable *executable, void *const *addresses);
 ml_status cpu_exec_run(ml_executable *executable);

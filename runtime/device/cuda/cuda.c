@@ -171,6 +171,7 @@ const ml_device_ops ml_device_cuda = {
     .unpin = cuda_unpin,
     .time_host_copies = cuda_time_host_copies,
     .wait = cuda_wait,
+    .compile = cuda_compile,
     .load = cuda_load,
     .bind = cuda_bind,
     .run = cuda_run,

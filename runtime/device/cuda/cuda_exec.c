@@ -117,16 +117,7 @@ static bool takes_part(const cuda_step *step, bool templates) {
     return templates ? !step->attention : step->tuning != NULL;
 }
 
-/* Compile and load what the device does not have yet. Distinct keys are compiled once. */
-static ml_status try_kernels(ml_executable *e, bool templates) {
-    kernel_list list = {0};
-    ml_index seen = {.arena = e->arena};
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        const cuda_step *step = &e->steps[i];
-        if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
-        if (step->step->loop && !templates) list_plan(e, step->step->loop->plan, &seen, &list);
-    }
-    if (e->plan->rebuild && !templates) list_plan(e, e->plan->rebuild, &seen, &list);
+static ml_status compile_list(ml_executable *e, kernel_list list) {
     if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
@@ -144,6 +135,18 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
     return status;
 }
 
+/* Compile and load what the device does not have yet. Distinct keys are compiled once. */
+static ml_status try_kernels(ml_executable *e, bool templates) {
+    kernel_list list = {0};
+    ml_index seen = {.arena = e->arena};
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
+        if (step->step->loop && !templates) list_plan(e, step->step->loop->plan, &seen, &list);
+    }
+    if (e->plan->rebuild && !templates) list_plan(e, e->plan->rebuild, &seen, &list);
+    return compile_list(e, list);
+}
 /* Kernels with instructions that this NVRTC does not know give way to those it knows. */
 static bool take_others(ml_executable *e, bool templates) {
     bool any = false;
@@ -269,12 +272,12 @@ static void load_kernels_body(void *executable) {
     load_kernels(executable, false);
 }
 
-/* Kernels and libraries at the same time; raises. */
-static void load_code(ml_executable *e, library_work *work) {
+/* Kernels, by `body`, and libraries at the same time; raises. */
+static void load_code(void (*body)(void *), void *argument, library_work *work) {
     pthread_t thread;
     bool started = (work->wants_gemm || work->wants_dnn) &&
                    ml_process_thread(&thread, library_thread, work) == 0;
-    ml_status status = ml_protect(load_kernels_body, e);
+    ml_status status = ml_protect(body, argument);
     ml_error error = {0};
     if (status != ML_OK) error = *ml_error_last();
     if (started)
@@ -291,7 +294,7 @@ static void load_body(void *argument) {
     ml_executable *e = argument;
     library_work work = {.executable = e};
     describe_steps(e, &work);
-    load_code(e, &work);
+    load_code(load_kernels_body, e, &work);
     load_kernels(e, true);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].step->kind == ML_STEP_LOOP) cuda_loop_load(e, &e->steps[i]);
@@ -338,6 +341,49 @@ static ml_status load(cuda_device *device, const ml_plan *plan, bool check,
 
 ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable) {
     return load((cuda_device *)device, plan, device->options.check, executable);
+}
+
+/* Of several plans: their executables find the functions on the device. */
+typedef struct {
+    ml_executable *e; /* without steps */
+    const ml_plan *const *plans;
+    int count;
+} plans_work;
+
+static void compile_plans(void *argument) {
+    const plans_work *work = argument;
+    kernel_list list = {0};
+    ml_index seen = {.arena = work->e->arena};
+    for (int i = 0; i < work->count; i++) list_plan(work->e, work->plans[i], &seen, &list);
+    ml_status status = compile_list(work->e, list);
+    if (status == ML_COMPILE) /* the load of each decides on other kernels */
+        ml_debug(1, "%s\n", ml_error_last()->text);
+    else
+        ML_CHECK(status);
+}
+
+static void compile_plans_body(void *argument) {
+    plans_work *work = argument;
+    library_work libraries = {.executable = work->e};
+    for (int i = 0; i < work->count; i++)
+        for (uint32_t k = 0; k < work->plans[i]->schedule->steps.count; k++) {
+            ml_step_kind kind = work->plans[i]->schedule->steps.at[k].kind;
+            libraries.wants_gemm |= kind == ML_STEP_GEMM;
+            libraries.wants_dnn |= kind == ML_STEP_ATTENTION;
+        }
+    load_code(compile_plans, work, &libraries);
+}
+
+ml_status cuda_compile(ml_device *device, const ml_plan *const *plans, int count) {
+    plans_work work = {ml_alloc(sizeof *work.e), plans, count};
+    if (!work.e) return ml_fail(ML_NO_MEMORY, "no memory to compile kernels");
+    work.e->device = (cuda_device *)device;
+    work.e->arena = ml_arena_new();
+    ml_status status = work.e->arena ? ml_protect(compile_plans_body, &work)
+                                     : ml_fail(ML_NO_MEMORY, "no memory to compile kernels");
+    if (work.e->arena) ml_arena_free(work.e->arena);
+    ml_free(work.e);
+    return status;
 }
 
 ml_status cuda_load_body(cuda_device *device, const ml_plan *plan, ml_executable **body) {

@@ -115,6 +115,7 @@ ml_status cuda_wait_for(cuda_device *device, CUevent event);
 ml_status cuda_workspace(cuda_device *device, int64_t bytes);
 
 /* Executables (cuda_exec.c). */
+ml_status cuda_compile(ml_device *device, const ml_plan *const *plans, int count);
 ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable);
 ml_status cuda_bind(ml_executable *executable, void *const *addresses);
 ml_status cuda_run(ml_executable *executable);
