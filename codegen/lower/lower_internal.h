@@ -284,9 +284,8 @@ void gemm_step(lowering *l, lower_group *group);
 /* kernel.c, opaque.c: groups to steps. */
 void lower_kernel_step(lowering *l, lower_group *group);
 void lower_opaque_step(lowering *l, lower_group *group);
-/* The step of n on its operands and outputs, for routines.c. `missing`: the type of outputs that no
- * node names; NULL: as the op's interface says. */
-ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n, const ml_type *missing);
+/* The step of n on its operands and outputs, for routines.c. */
+ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n);
 /* How a routine of runtime/ops becomes a step (routines.c); a row of NULLs for other ops. */
 typedef struct {
     void (*step)(lowering *l, ml_ref n);

@@ -5,7 +5,9 @@
 
 #include "runtime/graph/op_interface.h"
 
-/* The type of output i >= 1, which the graph may not name. */
+/* The type of output i >= 1, which the graph may not name. It is the same as where it is named, axes
+ * in order: strides decide which library serves the step, and so its bits, and an output that is
+ * computed again is named the second time alone. */
 static void lower_output_type(lowering *l, ml_ref n, int i, ml_type *out) {
     const ml_op op = (ml_op)ml_graph_node(l->g, n)->op;
     if (ml_op_interfaces[op])
@@ -21,7 +23,7 @@ static uint32_t output_value(lowering *l, ml_ref n, int i, const ml_type *missin
     return views_temporary(l, 0, missing);
 }
 
-ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n, const ml_type *missing) {
+ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n) {
     int reads = ml_graph_node(l->g, n)->source_count, writes = ml_op_outputs(l->g, n);
     uint32_t values[ML_MAX_OPERANDS];
     if (reads + writes > ML_MAX_OPERANDS)
@@ -29,8 +31,8 @@ ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n, const ml_t
                  ml_ops[ml_graph_node(l->g, n)->op].name, ML_MAX_OPERANDS);
     for (int i = 0; i < reads; i++) values[i] = views_value(l, ml_graph_source(l->g, n, i));
     for (int i = 0; i < writes; i++) {
-        ml_type type = missing ? *missing : *ml_graph_type(l->g, n);
-        if (i > 0 && !missing) lower_output_type(l, n, i, &type);
+        ml_type type = *ml_graph_type(l->g, n);
+        if (i > 0) lower_output_type(l, n, i, &type);
         values[reads + i] = output_value(l, n, i, &type);
     }
     return lower_step(l, kind, n, values, reads, values + reads, writes);
@@ -39,7 +41,7 @@ ml_step *lower_routine_step(lowering *l, ml_step_kind kind, ml_ref n, const ml_t
 static void collective_step(lowering *l, ml_ref n) {
     const ml_node *node = ml_graph_node(l->g, n);
     const int64_t *args = ml_graph_args(l->g, n);
-    ml_step *step = lower_routine_step(l, ML_STEP_COLLECTIVE, n, NULL);
+    ml_step *step = lower_routine_step(l, ML_STEP_COLLECTIVE, n);
     ml_collective_step *c = ML_NEW(l->arena, ml_collective_step);
     const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
     const ml_type *to = ml_graph_type(l->g, n);
@@ -78,7 +80,7 @@ static void reset_step(lowering *l, ml_ref n) {
 
 /* In place where it may be: the result is contiguous, and so must be the cache. */
 static void write_rows_step(lowering *l, ml_ref n) {
-    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n, NULL);
+    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n);
     step->may_alias = ML_NEW(l->arena, uint64_t);
     const ml_value *cache = &l->s->values.at[step->values[0]];
     if (views_contiguous(&cache->type, cache->stride) &&
@@ -106,7 +108,7 @@ void lower_opaque_step(lowering *l, lower_group *group) {
     if (op_class == ML_CLASS_COLLECTIVE)
         collective_step(l, n);
     else if (op_class == ML_CLASS_SCAN)
-        ml_template_scan(l->s, lower_routine_step(l, ML_STEP_KERNEL, n, NULL));
+        ml_template_scan(l->s, lower_routine_step(l, ML_STEP_KERNEL, n));
     else if (op == ML_OP_DOT)
         gemm_step(l, group);
     else if (op == ML_OP_SCATTER_ADD)

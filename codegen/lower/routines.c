@@ -7,25 +7,6 @@
 
 /* ---- Attention ------------------------------------------------------------------------------- */
 
-static void remove_axis(ml_type *type, ml_axis axis) {
-    int at = ml_type_find(type, axis);
-    if (at < 0) return;
-    type->rank--;
-    for (int i = at; i < type->rank; i++) {
-        type->axis[i] = type->axis[i + 1];
-        type->size[i] = type->size[i + 1];
-    }
-}
-
-/* In the order of q's axes, where no node names it. */
-static void logsumexp_type(const ml_graph *g, ml_ref n, ml_type *out) {
-    ml_attention_args args;
-    ml_attention_read(g, n, &args);
-    *out = *ml_graph_type(g, n);
-    remove_axis(out, args.head_dim);
-    out->dtype = out->dtype == ML_F64 ? ML_F64 : ML_F32;
-}
-
 static int64_t size_of(const ml_type *type, ml_axis axis) {
     int at = ml_type_find(type, axis);
     return at < 0 ? 1 : type->size[at];
@@ -60,10 +41,7 @@ static void attention_batch(lowering *l, const ml_type *q, ml_attention_step *a,
 
 static void attention_step(lowering *l, ml_ref n) {
     const ml_graph *g = l->g;
-    ml_type missing;
-    const bool gradient = ml_graph_node(g, n)->op == ML_OP_ATTENTION_GRAD;
-    if (!gradient) logsumexp_type(g, n, &missing);
-    ml_step *step = lower_routine_step(l, ML_STEP_ATTENTION, n, gradient ? NULL : &missing);
+    ml_step *step = lower_routine_step(l, ML_STEP_ATTENTION, n);
     ml_attention_step *a = ML_NEW(l->arena, ml_attention_step);
     const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
     const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
@@ -73,7 +51,7 @@ static void attention_step(lowering *l, ml_ref n) {
     const ml_attention_args *args = &a->args;
     a->graph = g;
     a->node = n;
-    a->backward = gradient;
+    a->backward = ml_graph_node(g, n)->op == ML_OP_ATTENTION_GRAD;
     attention_batch(l, q, a, batch);
     a->heads = size_of(q, args->heads);
     a->kv_heads = size_of(k, args->kv_heads);
@@ -121,7 +99,7 @@ static void require_rows(lowering *l, ml_ref n) {
 
 /* Reads of the pools what the table lists at most. */
 static void cached_attention_step(lowering *l, ml_ref n) {
-    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n, NULL);
+    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n);
     ml_cached_attention_args args;
     ml_cached_attention_read(l->g, n, &args);
     const ml_type *table = ml_graph_type(l->g, ml_graph_source(l->g, n, CACHED_TABLE));
@@ -140,7 +118,7 @@ static void cached_attention_step(lowering *l, ml_ref n) {
 static void linear_scan_step(lowering *l, ml_ref n) {
     ml_linear_scan scan;
     ml_linear_scan_read(l->g, n, &scan);
-    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n, NULL);
+    ml_step *step = lower_routine_step(l, ML_STEP_KERNEL, n);
     if (ml_linear_scan_is_scalar(&scan))
         ml_template_linear_scan(l->s, step);
     else
@@ -148,7 +126,7 @@ static void linear_scan_step(lowering *l, ml_ref n) {
 }
 
 static void ragged_step(lowering *l, ml_ref n) {
-    ml_template_ragged(l->s, lower_routine_step(l, ML_STEP_KERNEL, n, NULL));
+    ml_template_ragged(l->s, lower_routine_step(l, ML_STEP_KERNEL, n));
 }
 
 const lower_routine lower_routines[ML_OP_COUNT] = {
