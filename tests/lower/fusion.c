@@ -395,6 +395,21 @@ TEST(lower, turned_in_place) {
     }
 }
 
+/* Logarithms of sums of exponentials that nobody reads, as where a gradient will have attention
+ * computed again, lie as those that a gradient reads: by heads, which cuDNN wants. */
+TEST(lower, attention_of_unread_sums) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_turned);
+    const ml_attention_step *a = NULL;
+    for (uint32_t i = 0; i < p.s->steps.count; i++)
+        if (p.s->steps.at[i].attention) a = p.s->steps.at[i].attention;
+    REQUIRE(a != NULL);
+    CHECK_EQ_INT(a->strides[4].batch[0], 4 * 32);
+    CHECK_EQ_INT(a->strides[4].head, 32);
+    CHECK_EQ_INT(a->strides[4].seq, 1);
+    free_piece(&p);
+}
+
 /* The same columns turned twice in one kernel: only one of the two may take their place. */
 static void build_turned_twice(void *context) {
     piece *p = context;
