@@ -80,7 +80,7 @@ function m.compile(fn, inputs, options)
   local silent = core.discard_output(false) -- what is printed while tracing is shown in a check too
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
-    losses = {}, totals = {}, made = {} }
+    losses = {}, totals = {}, made = {}, group = options.group }
   local results = table.pack(pcall(core.from_here, function()
     local outputs = table.pack(fn(feeds))
     m.finish_totals()

@@ -562,6 +562,31 @@ local function batch_parts(batch, seq)
   return table.concat(names, " x "), parts
 end
 
+---Over how many ranks the program that is traced has the axis `name` split, by mesh axes that split none of `whole`; 1 where ranks
+---split one of the axes `others` as well.
+---@param name string
+---@param others Axis[]
+---@param whole string[]
+---@return integer
+function m.ranks_along(name, others, whole)
+  local ranks, group = 1, m.context.group
+  if group then -- rows of a microbatch are the ranks' of other mesh axes
+    for _, axis in ipairs(others) do ranks = ranks * axis.size end
+    return ranks == 1 and group or 1
+  end
+  for _, axis in ipairs(current and current.mesh or {}) do
+    local splits = {}
+    for _, other in ipairs(axis.size > 1 and current.acts[axis.name] or {}) do splits[other] = true end
+    for _, other in ipairs(others) do
+      if splits[other.name] then return 1 end
+    end
+    local along = splits[name]
+    for _, other in ipairs(whole) do along = along and not splits[other] end
+    if along then ranks = ranks * axis.size end
+  end
+  return ranks
+end
+
 -- The pipeline stages, where there is more than one, and their number.
 local function several_stages()
   local stages = current and current.stages

@@ -233,12 +233,8 @@ end
 
 -- Every choice is a row; the rows of a sequence in the order of their experts. Sequences are sorted
 -- each on its own, so that a layout that splits the batch splits the work.
-local function dropless(self, x, lead, others, choices, weights, index)
-  local o, experts, positions, tokens = self.options, self.options.experts, {}, 1
-  for _, axis in ipairs(lead) do
-    if axis.name == o.seq then positions = { axis } end
-  end
-  if #positions == 0 then positions, others = lead, {} end -- all axes are positions where none is called so
+local function dropless(self, x, positions, others, choices, weights, index)
+  local o, experts, tokens = self.options, self.options.experts, 1
   for _, axis in ipairs(positions) do tokens = tokens * axis.size end
   local many = #others > 1 and core.axis("sequences", x:elements() // x:size(o.embed) // tokens)
   local sequences = { many or others[1] }
@@ -262,6 +258,21 @@ local function dropless(self, x, lead, others, choices, weights, index)
   y = core.scatter_add(token, y, core.axis("tokens", tokens), nil, sequences)
   if many then y = unflatten(y, many.name, others) end
   return unflatten(y, "tokens", positions)
+end
+
+-- Where ranks split the positions, a part of these is sorted on its own too: each rank has one.
+local function in_parts(self, x, lead, others, choices, weights, index)
+  local o, seq = self.options, nil
+  for _, axis in ipairs(lead) do
+    if axis.name == o.seq then seq = axis end
+  end
+  if not seq then return dropless(self, x, lead, {}, choices, weights, index) end -- all axes are positions
+  local ranks = m.context.training and m.ranks_along(seq.name, others, { o.embed, o.ffn, o.experts.name }) or 1
+  if ranks == 1 or seq.size % ranks ~= 0 then return dropless(self, x, { seq }, others, choices, weights, index) end
+  local part, within = core.axis("part", ranks), core.axis("within", seq.size // ranks)
+  local function cut(t) return t:split(seq.name, part, within) end
+  local y = dropless(self, cut(x), { within }, join(part, others), choices, cut(weights), cut(index))
+  return y:permute(table.unpack(join(others, part, within, o.embed))):merge("part", "within", seq.name)
 end
 
 -- Every expert has `capacity` places for each sequence.
@@ -312,7 +323,7 @@ function MoE:forward(x)
   if o.capacity then
     y, dropped = with_capacity(self, x, lead, others, choices, weights, index, hits)
   else
-    y = packing.by_position(dropless, self, x, lead, others, choices, weights, index)
+    y = packing.by_position(in_parts, self, x, lead, others, choices, weights, index)
   end
   record(self, counts:cast "f32", dropped)
   if self.shared_up then

@@ -106,6 +106,20 @@ PROCESS_TEST(dynamic_context_of_experts) {
     process_result many = process_run(
         room, 0, "", TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic");
     compare("experts", many.output, one.output);
+    many = process_run(room, 0, "",
+                       TRAIN "steps=3 experts=4 accum=8 -n 2 --mesh cp=2 --layout cp=dynamic");
+    compare("experts, each rank's tokens sorted apart", many.output, one.output);
+}
+
+/* Ranks of cp sort their own tokens by experts: none does another's work. */
+PROCESS_TEST(experts_with_split_positions) {
+    write_documents(room, 7);
+    process_result plan = process_run(room, 0, "",
+                                      "check --device cpu $ROOT/tests/lua/lib/drawn_documents.lua "
+                                      "experts=4 accum=4 --mesh cp=2");
+    process_expect(&plan, "ranks           2: ");
+    CHECK(strstr(plan.output, "work alike") == NULL);
+    CHECK(strstr(plan.output, "[tokens=") == NULL); /* gathered */
 }
 
 /* Where parameters are split, all groups run microbatches of one size at once. */
