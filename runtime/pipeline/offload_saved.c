@@ -185,7 +185,7 @@ static uint32_t candidates_rank(offload *o) {
 enum { AHEAD = 4 };
 
 static double plan_out(const offload *o, task_line *t, uint32_t count) {
-    const uint32_t end = t->part->schedule->steps.count;
+    const uint32_t end = t->steps.count;
     copy *earlier[AHEAD] = {NULL};
     double now = 0;
     for (uint32_t i = 0, n = 0; i < t->out_count; i++) {
@@ -204,7 +204,7 @@ static double plan_out(const offload *o, task_line *t, uint32_t count) {
 
 static double plan_back(const offload *o, task_line *t, uint32_t count) {
     copy *later[AHEAD] = {NULL};
-    double next = t->clock[t->part->schedule->steps.count], stall = 0;
+    double next = t->clock[t->steps.count], stall = 0;
     for (uint32_t i = t->out_count, n = 0; i < t->count; i++) {
         copy *c = &t->copies[i];
         if (o->of[c->candidate].rank >= count) continue;
@@ -223,7 +223,7 @@ static double plan_back(const offload *o, task_line *t, uint32_t count) {
 
 /* The arena with the copies of the first `count`, which are planned. */
 static int64_t arena_with(const offload *o, task_line *t, uint32_t count) {
-    const uint32_t steps = t->part->schedule->steps.count;
+    const uint32_t steps = t->steps.count;
     int64_t change = 0, most = 0;
     memset(t->changed, 0, ((size_t)steps + 3) * sizeof *t->changed);
     for (uint32_t i = 0; i < t->count; i++) {
