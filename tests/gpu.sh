@@ -137,7 +137,7 @@ run_part() {
         ;;
     trace) tests trace 30 -j 0 gpu_profile ;;
     products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
-    attention) tests attention 240 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
+    attention) tests attention 240 gpu_attention/parts gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
     tiles) tests tiles 240 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
     norms) times norms 30 gpu_norms/ ;;
     scans)

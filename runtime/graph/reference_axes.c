@@ -40,16 +40,15 @@ bool reference_walk_step(reference_walk *w) {
     return false;
 }
 
-/* A sum of floats and what its roundings lost (Neumaier 1974): long sums are as good as short ones.
- */
+/* A sum of floats and what its roundings lost, of each exactly (Knuth's TwoSum, which has no
+ * branch): long sums are as good as short ones. */
 typedef struct {
     double sum, lost;
 } float_sum;
 
 static void sum_add(float_sum *s, double x) {
-    double total = s->sum + x;
-    bool larger = fabs(s->sum) >= fabs(x);
-    s->lost += larger ? (s->sum - total) + x : (x - total) + s->sum;
+    const double total = s->sum + x, added = total - s->sum;
+    s->lost += (s->sum - (total - added)) + (x - added);
     s->sum = total;
 }
 
@@ -189,9 +188,32 @@ void reference_sort(const reference_value *a, ml_axis axis, ml_axis out_axis, bo
     ml_free(order);
 }
 
+/* Adds `count` products of cells x_stride and y_stride apart. */
+static void add_products(float_sum *to, const reference_cell *x, int64_t x_stride,
+                         const reference_cell *y, int64_t y_stride, int64_t count) {
+    float_sum sum = *to;
+    for (int64_t i = 0; i < count; i++)
+        sum_add(&sum, x[i * x_stride].number * y[i * y_stride].number);
+    *to = sum;
+}
+
+static uint64_t integer_products(const reference_cell *x, int64_t x_stride, const reference_cell *y,
+                                 int64_t y_stride, int64_t count) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += (uint64_t)x[i * x_stride].integer * (uint64_t)y[i * y_stride].integer;
+    return sum;
+}
+
 void reference_dot(const reference_value *a, const reference_value *b, const reference_value *scale,
                    const int64_t *axes, int count, reference_value *out) {
-    bool is_float = reference_is_float(&out->type);
+    const bool is_float = reference_is_float(&out->type);
+    int64_t length = 1, a_stride = 0, b_stride = 0; /* of the last axis summed over: a loop */
+    if (count > 0) {
+        const ml_axis last = (ml_axis)axes[--count];
+        length = ml_type_size(&a->type, last);
+        a_stride = stride_of(&a->type, last), b_stride = stride_of(&b->type, last);
+    }
     ml_type summed = {.rank = (uint8_t)count};
     for (int i = 0; i < count; i++) {
         summed.axis[i] = (ml_axis)axes[i];
@@ -208,12 +230,12 @@ void reference_dot(const reference_value *a, const reference_value *b, const ref
         float_sum number = {0};
         uint64_t integer = 0;
         do {
-            reference_cell x = a->cells[w.offset[0] + k.offset[0]];
-            reference_cell y = b->cells[w.offset[1] + k.offset[1]];
+            const reference_cell *x = &a->cells[w.offset[0] + k.offset[0]];
+            const reference_cell *y = &b->cells[w.offset[1] + k.offset[1]];
             if (is_float)
-                sum_add(&number, x.number * y.number);
+                add_products(&number, x, a_stride, y, b_stride, length);
             else
-                integer += (uint64_t)x.integer * (uint64_t)y.integer;
+                integer += integer_products(x, a_stride, y, b_stride, length);
         } while (reference_walk_step(&k));
         reference_cell *to = &out->cells[w.offset[2]];
         if (is_float)

@@ -43,6 +43,9 @@ static const shape shapes[] = {
     {"documents", 2, 2, 1, 330, 330, 64, true, 0, DOCUMENTS},
     {"documents, head of 128", 1, 2, 2, 200, 450, 128, false, 0, DOCUMENTS},
     {"documents, head of 128, causal", 1, 2, 1, 330, 330, 128, true, 0, DOCUMENTS},
+};
+/* Queries that begin at operands, in one piece or two, as context parallelism has them. */
+static const shape parts[] = {
     {"part of documents", 1, 2, 1, 2200, 140, 64, true, 0, DOCUMENTS, true, 0, 2060},
     {"part", 1, 2, 1, 200, 264, 64, true, 0, PLAIN, true, 300, 200},
     {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, CAPPED, true, 260, 130},
@@ -51,7 +54,7 @@ static const shape shapes[] = {
     {"pieces with a score", 1, 2, 2, 260, 520, 64, true, 0, CAPPED, 2, 390, 0, 0},
     {"pieces of documents", 1, 2, 1, 300, 600, 64, true, 200, DOCUMENTS, 2, 0, 0, 450},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+#define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
 static const shape *current;
 static ml_dtype current_dtype;
@@ -139,21 +142,48 @@ static void build_shape(ops_case *c) {
     ops_gradients(c, o, qkv, 3, 2 * ops_tolerance(current_dtype), label);
 }
 
-static void check_shapes(ml_dtype dtype, bool first) {
+static void check_shapes(const shape *list, int count, ml_dtype dtype, bool first) {
     current_dtype = dtype, heads_first = first;
-    for (int i = 0; i < SHAPES; i++) {
-        current = &shapes[i];
+    for (int i = 0; i < count; i++) {
+        current = &list[i];
         ops_run(build_shape, (uint64_t)i, 0);
     }
 }
 
 /* cuDNN wherever it can serve, or nowhere: nothing is chosen by timing. */
-static void check_all(ml_dtype dtype, bool first, bool cudnn) {
+static void check_list(const shape *list, int count, ml_dtype dtype, bool first, bool cudnn) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
     const ml_knobs_values kept = *knobs;
     knobs->cudnn = cudnn;
     knobs->tune = false;
-    check_shapes(dtype, first);
+    check_shapes(list, count, dtype, first);
+    *knobs = kept;
+}
+static void check_all(ml_dtype dtype, bool first, bool cudnn) {
+    check_list(shapes, COUNT(shapes), dtype, first, cudnn);
+}
+
+GPU_TEST(attention, parts_f32) {
+    check_list(parts, COUNT(parts), ML_F32, false, false);
+}
+/* On warpgroup products; thread blocks that take several blocks of keys; heads first. */
+GPU_TEST(attention, parts_bf16) {
+    check_list(parts, COUNT(parts), ML_BF16, false, false);
+    multiprocessors = FEW;
+    check_list(parts, COUNT(parts), ML_BF16, true, false);
+    multiprocessors = UNKNOWN;
+}
+/* The other tiles, and mma.sync; then what is chosen by time. */
+GPU_TEST(attention, parts_tiles) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const ml_knobs_values kept = *knobs;
+    for (int tiles = 0; tiles <= 3; tiles++) {
+        knobs->wgmma = tiles;
+        if (tiles != kept.wgmma) check_list(parts, COUNT(parts), ML_BF16, tiles % 2, false);
+    }
+    *knobs = kept;
+    knobs->tune = true;
+    check_shapes(parts, COUNT(parts), ML_BF16, false);
     *knobs = kept;
 }
 
@@ -185,7 +215,7 @@ GPU_TEST(attention, bf16_chosen) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
     const ml_knobs_values kept = *knobs;
     knobs->tune = true;
-    check_shapes(ML_BF16, false);
+    check_shapes(shapes, COUNT(shapes), ML_BF16, false);
     *knobs = kept;
 }
 /* The other tiles of warpgroup products, and none of these. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codegen/lower/lower.h"
+#include "runtime/exec/session.h"
 #include "runtime/ops/recurrence/recurrence.h"
 #include "tests/ops/support.h"
 
@@ -259,16 +260,16 @@ static void build_again(ops_case *c) {
     for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) build(c, &shapes[i]);
 }
 
-/* Several rows a thread, warps that take positions side by side: narrow operands, rows for a whole
- * GPU. */
+/* Several rows a thread, four and two, warps that take positions side by side: narrow operands,
+ * rows for a whole GPU, here one multiprocessor. */
 static void build_packed(ops_case *c) {
     static const shape shapes[] = {
-        {ML_BF16, ML_F32, "b4 s257 d3200", "b4 d3200", "s257 d3200", false, false, true, NULL,
-         false},
-        {ML_BF16, ML_F32, "s300 d6400", "d6400", "s300", true, false, true, "d6400", false},
-        {ML_BF16, ML_F32, "b2 s256 d3200", "b2 d3200", "s256 b2 d3200", false, false, false,
-         "d3200", true},
+        {ML_BF16, ML_F32, "b4 s257 d128", "b4 d128", "s257 d128", false, false, true, NULL, false},
+        {ML_BF16, ML_F32, "s300 d64", "d64", "s300", true, false, true, "d64", false},
+        {ML_BF16, ML_F32, "b2 s256 d128", "b2 d128", "s256 b2 d128", false, false, false, "d128",
+         true},
     };
+    ml_session_device(c->session)->target.multiprocessors = 1;
     for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) build(c, &shapes[i]);
 }
 
