@@ -24,7 +24,9 @@
 /* ---- 1. gradients ---- */
 void ml_compile_gradients(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count,
                           ml_ref *gradients) {
+    ml_time_part("the script");
     ml_autodiff(g, loss, wrt, count, gradients);
+    ml_time_part("gradients");
 }
 
 /* ---- 2. passes: compile_list.c ---- */
@@ -475,6 +477,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
                         (in->layout != NULL || (gpu && !target->no_fuse));
     *plan = NULL;
     passes_check_dump(options);
+    ml_time_part("the program's updates");
     plan_fit_memory(&fit, &first);
     if (ml_debug_on(3)) {
         ml_text text = {.arena = (*plan)->arena};
@@ -482,6 +485,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
         ml_debug(3, "%s", text.text);
     }
     shared_free_parts((*plan)->shared); /* of further attempts */
+    ml_time_part("accounts of the plan");
     if (is_pipeline(in)) return;
     shared_free((*plan)->shared);
     (*plan)->shared = NULL;

@@ -6,10 +6,12 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef enum {
@@ -31,6 +33,10 @@ static const knob KNOBS[] = {
      "print more: 1 device and choices, 2 steps with times, 3 plans with kernel IR, 4 "
      "schedules and sources of kernels, 5 passes",
      NUMBER, AT(debug)},
+    {"MLUA_TIMES", "0|1",
+     "print what each part of the compiler took: processor time, and the memory of the process "
+     "after it",
+     FLAG, AT(times)},
     {"MLUA_DUMP", "PASS[@NAME]", "print the graph after a pass, of the program called NAME", TEXT,
      AT(dump)},
     {"MLUA_VERIFY", "0|1", "verify the graph after every pass", FLAG, AT(verify)},
@@ -236,4 +242,23 @@ void ml_debug(int level, const char *format, ...) {
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
     va_end(arguments);
+}
+
+static long resident_kib(void) {
+    long pages = 0, all = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f == NULL) return 0;
+    if (fscanf(f, "%ld %ld", &all, &pages) != 2) pages = 0;
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+void ml_time_part(const char *name) {
+    static _Atomic int64_t last;
+    if (!ml_knobs()->times) return;
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    const int64_t now = t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    fprintf(stderr, "%-24s %8.1f ms  %5ld MiB\n", name,
+            1e-3 * (double)(now - atomic_exchange(&last, now)), resident_kib() / 1024);
 }

@@ -12,6 +12,7 @@ enum { ML_BLAS_FASTER = 2 };
 typedef struct {
     int debug;
     const char *dump;
+    bool times;
     bool verify;
     const char *check;
     bool no_fuse;
@@ -44,5 +45,8 @@ bool ml_knob_describe(int i, const char **name, const char **syntax, const char 
 /* Whether MLUA_DEBUG >= level; and print to stderr where it is. */
 bool ml_debug_on(int level);
 void ml_debug(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* With MLUA_TIMES: a part of the compiler has ended. Prints its name, the processor time of the
+ * process since the part before ended, and its memory now. */
+void ml_time_part(const char *name);
 
 #endif

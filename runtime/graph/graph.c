@@ -204,13 +204,15 @@ ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like) {
 }
 void ml_graph_free(ml_graph *g) {
     if (!g) return;
-    ml_free(g->slots);
+    graph_forget(g);
     ml_arena_free(g->arena);
 }
 void graph_forget(ml_graph *g) {
+    ml_free(g->lists);
     ml_free(g->slots);
+    g->lists = NULL;
     g->slots = NULL;
-    g->slot_count = 0;
+    g->list_count = g->slot_count = g->hashed = 0;
     g->indexed = 1;
 }
 ml_arena *ml_graph_arena(ml_graph *g) {
@@ -285,16 +287,33 @@ static bool node_same(const ml_graph *g, ml_ref n, const ml_node *node, const ml
     return true;
 }
 
-/* Eight bytes: a table of a million nodes is looked up at random, by each pass. Linear probing; the
- * load stays below 2/3. */
+/* Equal nodes have the same newest operand, which few others have for theirs: those are in its
+ * list, next to one another in memory as they are in the order of a pass. A table of a million
+ * nodes, looked up at random, would miss the cache each time. What is in a list of the most already
+ * (the users of a number that each layer reads), or has no operand, is in a hash table: linear
+ * probing; the load stays below 2/3. */
+struct ml_graph_list {
+    ml_ref first; /* whose newest operand is this node; 0: none */
+    ml_ref next;  /* in the list that this node is in */
+};
 struct ml_graph_slot {
     uint32_t hash;
     ml_ref node; /* 0: free */
 };
-enum { LEAST_SLOTS = 64 };
+enum { LEAST_SLOTS = 64, LONGEST_LIST = 8 };
 
-static uint32_t slot_hash(uint64_t hash) {
-    return (uint32_t)(hash >> 32);
+/* Where a node is to be looked for, and put. */
+typedef struct {
+    ml_ref newest;
+    bool listed; /* the list of `newest` has room, and an equal node could only be there */
+    uint32_t hash;
+} node_place;
+
+static ml_ref newest_of(const ml_node *node, const ml_ref *sources) {
+    ml_ref newest = 0;
+    for (int i = 0; i < node->source_count; i++)
+        if (sources[i] > newest) newest = sources[i];
+    return newest;
 }
 
 static void slot_put(ml_graph *g, uint32_t hash, ml_ref n) {
@@ -303,17 +322,25 @@ static void slot_put(ml_graph *g, uint32_t hash, ml_ref n) {
     g->slots[at] = (struct ml_graph_slot){hash, n};
 }
 
-/* Room for all nodes that there are, and for one more. */
-static void slots_reserve(ml_graph *g) {
-    uint32_t wanted = g->nodes.count > g->expected ? g->nodes.count : g->expected;
-    uint32_t before = g->slot_count, count = before ? before : LEAST_SLOTS;
-    if (before && g->nodes.count < before / 3 * 2) return;
-    while (wanted >= count / 3 * 2) {
+/* Room for so many more nodes: in lists of all that there are, and in the table. */
+static void index_reserve(ml_graph *g, uint32_t more) {
+    uint32_t nodes = g->nodes.count + more, before = g->slot_count;
+    if (nodes > g->list_count) {
+        uint32_t room = nodes > g->expected ? nodes + nodes / 2 : g->expected + LEAST_SLOTS;
+        struct ml_graph_list *lists =
+            ml_realloc(g->lists, g->list_count * sizeof *lists, room * sizeof *lists);
+        if (!lists) ml_raise(ML_NO_MEMORY, "out of memory: no index of %u nodes", nodes);
+        g->lists = lists;
+        g->list_count = room;
+    }
+    if (g->hashed + more < before / 3 * 2) return;
+    uint32_t count = before ? before : LEAST_SLOTS;
+    while (g->hashed + more >= count / 3 * 2) {
         if (count > UINT32_MAX / 4) ml_raise(ML_NO_MEMORY, "a graph is too large");
         count *= 2;
     }
     struct ml_graph_slot *old = g->slots, *slots = ml_alloc(count * sizeof *slots);
-    if (!slots) ml_raise(ML_NO_MEMORY, "out of memory: no index of %u nodes", wanted);
+    if (!slots) ml_raise(ML_NO_MEMORY, "out of memory: no index of %u nodes", nodes);
     g->slots = slots;
     g->slot_count = count;
     for (uint32_t i = 0; i < before; i++)
@@ -321,25 +348,57 @@ static void slots_reserve(ml_graph *g) {
     ml_free(old);
 }
 
-/* Passes end with copies of all live nodes; these are hashed when a later pass adds nodes. */
-static void index_rest(ml_graph *g) {
-    for (; g->indexed < g->nodes.count; g->indexed++) {
-        const ml_node *node = &g->nodes.at[g->indexed];
-        const ml_ref *sources = g->sources.at + node->sources;
-        slot_put(g, slot_hash(node_hash(node, sources, g->args.at + node->args)), g->indexed);
+/* There must be room. */
+static void index_put(ml_graph *g, const node_place *place, ml_ref n) {
+    g->indexed = n + 1;
+    if (place->listed) {
+        g->lists[n].next = g->lists[place->newest].first;
+        g->lists[place->newest].first = n;
+    } else {
+        slot_put(g, place->hash, n);
+        g->hashed++;
     }
 }
 
-/* Afterwards there is a free slot for a node that was not found. */
-static ml_ref find_same(ml_graph *g, uint64_t hash, const ml_node *node, const ml_ref *sources,
-                        const int64_t *args) {
-    uint32_t short_hash = slot_hash(hash);
-    slots_reserve(g);
-    if (g->indexed < g->nodes.count) index_rest(g);
-    for (uint32_t at = short_hash;; at++) {
+/* Where the node belongs that no other one is equal to. */
+static node_place place_new(const ml_graph *g, const ml_node *node, const ml_ref *sources,
+                            const int64_t *args) {
+    node_place place = {.newest = newest_of(node, sources)};
+    int length = 0;
+    for (ml_ref n = g->lists[place.newest].first; n && length < LONGEST_LIST; n = g->lists[n].next)
+        length++;
+    place.listed = place.newest != 0 && length < LONGEST_LIST;
+    if (!place.listed) place.hash = (uint32_t)(node_hash(node, sources, args) >> 32);
+    return place;
+}
+
+/* Passes end with copies of all live nodes; these are indexed when a later pass adds nodes. */
+static void index_rest(ml_graph *g) {
+    while (g->indexed < g->nodes.count) {
+        const ml_node *node = &g->nodes.at[g->indexed];
+        index_reserve(g, 1);
+        node_place place =
+            place_new(g, node, g->sources.at + node->sources, g->args.at + node->args);
+        index_put(g, &place, g->indexed);
+    }
+}
+
+/* The node that is equal, or 0. Afterwards there is room for one more, at `place`. */
+static ml_ref find_same(ml_graph *g, const ml_node *node, const ml_ref *sources,
+                        const int64_t *args, node_place *place) {
+    index_rest(g);
+    index_reserve(g, 1);
+    *place = (node_place){.newest = newest_of(node, sources)};
+    int length = 0;
+    for (ml_ref n = g->lists[place->newest].first; n; n = g->lists[n].next, length++)
+        if (node_same(g, n, node, sources, args)) return n;
+    place->listed = place->newest != 0 && length < LONGEST_LIST;
+    if (place->listed) return 0;
+    place->hash = (uint32_t)(node_hash(node, sources, args) >> 32);
+    for (uint32_t at = place->hash;; at++) {
         const struct ml_graph_slot *slot = &g->slots[at & (g->slot_count - 1)];
         if (slot->node == 0) return 0;
-        if (slot->hash == short_hash && node_same(g, slot->node, node, sources, args))
+        if (slot->hash == place->hash && node_same(g, slot->node, node, sources, args))
             return slot->node;
     }
 }
@@ -348,7 +407,8 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n) {
     const ml_node *node = &g->nodes.at[n];
     const ml_ref *sources = g->sources.at + node->sources;
     const int64_t *args = g->args.at + node->args;
-    return find_same(g, node_hash(node, sources, args), node, sources, args);
+    node_place place;
+    return find_same(g, node, sources, args, &place);
 }
 
 static ml_ref node_append(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
@@ -363,8 +423,8 @@ static ml_ref node_append(ml_graph *g, ml_node *node, const ml_ref *sources, con
 
 /* The table is filled last: when memory runs out on the way, the graph stays valid. */
 static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
-    uint64_t hash = node_hash(node, sources, args);
-    ml_ref found = find_same(g, hash, node, sources, args);
+    node_place place;
+    ml_ref found = find_same(g, node, sources, args, &place);
     if (found) { /* wanted in the forward pass as well: it is no longer of the backward one alone */
         g->nodes.at[found].flags |= node->flags & (ML_NODE_GRADIENT | ML_NODE_FP8);
         if (!(node->flags & ML_NODE_BACKWARD))
@@ -372,8 +432,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
         return found;
     }
     ml_ref n = node_append(g, node, sources, args);
-    slot_put(g, slot_hash(hash), n);
-    g->indexed = n + 1;
+    index_put(g, &place, n);
     return n;
 }
 

@@ -144,9 +144,11 @@ struct ml_graph {
     uint8_t flags;   /* of the nodes to come */
     uint32_t origin; /* of the nodes to come */
     ML_VEC(ml_node) nodes;
-    struct ml_graph_slot *slots; /* a hash table of nodes (graph.c); NULL until one is looked up */
-    uint32_t slot_count;         /* a power of two */
-    uint32_t indexed; /* nodes before this one are in the table; the others when one is looked up */
+    /* What finds equal nodes (graph.c); none before one is looked up. */
+    struct ml_graph_list *lists; /* of each node: those whose newest operand it is */
+    struct ml_graph_slot *slots; /* a hash table of those that no list has room for */
+    uint32_t list_count, slot_count, hashed; /* slots: a power of two; how many have a node */
+    uint32_t indexed; /* nodes before this one are found; the others when one is looked up */
     uint32_t expected; /* nodes that it is likely to get */
     /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
     ML_VEC(ml_ref) sources;

@@ -27,19 +27,21 @@ void step_uses_find(const ml_schedule *s, const uint32_t *same, ml_arena *arena,
     for (uint32_t t = 0; t < steps; t++) {
         out->first[t] = total;
         total += (uint32_t)value_count(s, t);
-        for (int i = 0; i < value_count(s, t); i++) at[storage_of(s, same, t, i) + 2]++;
     }
     out->first[steps] = total;
     out->use = ML_NEW_ARRAY(arena, step_use, (size_t)total + 1);
-    out->by_value = ML_NEW_ARRAY(arena, uint32_t, (size_t)total + 1);
-    for (uint32_t i = 0; i < storages; i++) at[i + 2] += at[i + 1];
-    for (uint32_t t = 0; t < steps; t++) {
+    uint32_t *by_value = out->by_value = ML_NEW_ARRAY(arena, uint32_t, (size_t)total + 1);
+    for (uint32_t t = 0, next = 0; t < steps; t++) /* the storage at first, then its use */
         for (int i = 0; i < value_count(s, t); i++) {
-            uint32_t to = at[storage_of(s, same, t, i) + 1]++;
-            out->by_value[out->first[t] + (uint32_t)i] = to;
+            by_value[next] = storage_of(s, same, t, i);
+            at[by_value[next++] + 2]++;
+        }
+    for (uint32_t i = 0; i < storages; i++) at[i + 2] += at[i + 1];
+    for (uint32_t t = 0, next = 0; t < steps; t++)
+        for (int i = 0; i < value_count(s, t); i++, next++) {
+            uint32_t to = by_value[next] = at[by_value[next] + 1]++;
             out->use[to] = (step_use){.step = t, .writes = i >= s->steps.at[t].read_count};
         }
-    }
     out->of_storage = at; /* at[i + 1], which began where storage i does, is now where it ends */
     for (uint32_t i = 0; i < storages; i++) link_writes(out->use, at[i], at[i + 1]);
 }
@@ -84,7 +86,11 @@ void step_dependencies_find(const ml_schedule *s, ml_arena *arena, step_edges *b
             uint32_t storage = storage_of(s, NULL, t, i);
             bool reads = i < s->steps.at[t].read_count;
             if (!reads && s->storages.at[storage].kind != ML_STORAGE_TEMPORARY) continue;
-            for (uint32_t e = u.of_storage[storage]; u.use[e].step < t; e++)
+            /* A value may have as many readers as there are layers: each looks at writes alone. */
+            uint32_t e = u.of_storage[storage];
+            if (reads && !u.use[e].writes) e = u.use[e].next_write;
+            for (; e < u.of_storage[storage + 1] && u.use[e].step < t;
+                 e = reads ? u.use[e].next_write : e + 1)
                 if (u.use[e].writes == reads)
                     *ML_PUSH(arena, &list) = (uint64_t)u.use[e].step << 32 | t;
         }

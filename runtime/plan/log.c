@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/plan/plan_internal.h"
 
 static double now(void) {
@@ -75,6 +76,7 @@ void log_pass(const ml_plan *plan, const char *name) {
 }
 
 void log_steps(const ml_plan *plan, const char *name, const char *text) {
+    ml_time_part(name);
     if (plan->options->log == NULL) return;
     ml_log_event *event = event_add(plan, ML_LOG_STEPS);
     event->name = name;

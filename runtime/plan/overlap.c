@@ -45,14 +45,18 @@ typedef struct {
     double *need, *latest; /* of a collective: when its result is needed, when it must start */
     uint32_t *user;        /* of a collective: the first step that needs it, or `count` */
     uint32_t *waiting;     /* steps before it that are not placed */
-    double *finish;        /* of what is placed */
+    double *available;     /* when all before the step that is placed is finished */
+    uint32_t *later;       /* of an unplaced step of computation: the next one, or `count`; at
+                              [count] the first */
+    uint32_t *earlier;     /* the one before, or `count` */
     bool *placed;
     bool *comm_copy;   /* pre-communication layout copy: read by no step but collectives, none an
                           all-gather */
     bool *gather_copy; /* the same, only all-gathers do; it has a `latest` too */
     uint32_t *group;   /* of a placed collective: those of a launch have the same number */
     uint32_t *order, placed_count, next, group_count;
-    step_list eager;        /* collectives whose operands are there */
+    step_list eager, spare; /* collectives whose operands are computed; memory for the next list */
+    double eager_first;     /* when one of them can start, at the earliest */
     step_list copies_ready; /* comm_copy steps whose operands are there */
     step_list early;        /* all-gathers and their copies: a heap, the first to start on top */
     step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
@@ -166,12 +170,7 @@ static void comm_copies_find(overlap *o) {
 /* ---- The simulation ---- */
 /* When everything before the step is finished. */
 static double available(const overlap *o, uint32_t t) {
-    double when = 0;
-    for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
-        double finish = o->finish[o->before.edge[e]];
-        if (finish > when) when = finish;
-    }
-    return when;
+    return o->available[t];
 }
 
 static void early_push(overlap *o, uint32_t t) {
@@ -197,6 +196,11 @@ static uint32_t early_pop(overlap *o) {
     return top;
 }
 
+static void eager_push(overlap *o, uint32_t t) {
+    if (o->eager.count == 0 || available(o, t) < o->eager_first) o->eager_first = available(o, t);
+    *ML_PUSH(o->scratch, &o->eager) = t;
+}
+
 static void ready(overlap *o, uint32_t t) {
     if (o->comm_copy[t]) *ML_PUSH(o->scratch, &o->copies_ready) = t;
     if (o->gather_copy[t]) early_push(o, t);
@@ -204,21 +208,27 @@ static void ready(overlap *o, uint32_t t) {
     if (grows(o, t))
         early_push(o, t);
     else
-        *ML_PUSH(o->scratch, &o->eager) = t;
+        eager_push(o, t);
 }
 
 static void append(overlap *o, uint32_t t, double finish) {
     o->order[o->placed_count++] = t;
     o->placed[t] = true;
-    o->finish[t] = finish;
     for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
         uint32_t from = o->before.edge[e];
         if (!is_collective(o, from) || o->user[from] != t || !grows(o, from)) continue;
         o->ahead -= value_bytes(o, from, 1);
         o->user[from] = o->count; /* once */
     }
-    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
-        if (--o->waiting[o->after.edge[e]] == 0) ready(o, o->after.edge[e]);
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++) {
+        uint32_t to = o->after.edge[e];
+        if (finish > o->available[to]) o->available[to] = finish;
+        if (--o->waiting[to] == 0) ready(o, to);
+    }
+    if (!is_collective(o, t)) {
+        o->later[o->earlier[t]] = o->later[t];
+        o->earlier[o->later[t]] = o->earlier[t];
+    }
     while (o->next < o->count && o->placed[o->next]) o->next++;
 }
 
@@ -264,17 +274,16 @@ static bool flush_all(overlap *o) {
     return any;
 }
 
-/* Collectives whose results are needed soon start; the others wait for one another and for an idle
- * stream, so that they never delay the former for long. */
-static void start_eager(overlap *o) {
+static void start_available(overlap *o) {
     step_list list = o->eager;
-    o->eager = (step_list){0};
+    if (list.count == 0 || o->eager_first > o->now) return;
+    o->eager = o->spare;
     int last = -1;
     for (uint32_t i = 0; i < list.count; i++) {
         uint32_t t = list.at[i];
         int axis = o->s->steps.at[t].collective->mesh_axis;
         if (available(o, t) > o->now) {
-            *ML_PUSH(o->scratch, &o->eager) = t;
+            eager_push(o, t);
         } else if (o->need[t] - o->progress > LATER) {
             hold(o, axis, t);
         } else {
@@ -282,6 +291,14 @@ static void start_eager(overlap *o) {
             last = axis;
         }
     }
+    list.count = 0;
+    o->spare = list;
+}
+
+/* Collectives whose results are needed soon start; the others wait for one another and for an idle
+ * stream, so that they never delay the former for long. */
+static void start_eager(overlap *o) {
+    start_available(o);
     for (int i = 0; i < ML_MAX_MESH; i++) {
         bool idle = o->stream[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
         bool due = o->held_need[i] - o->progress <= LATER;
@@ -410,8 +427,7 @@ static uint32_t choose(const overlap *o) {
     uint32_t best = urgent(o), left = NONE, left_count = 0, seen = 0;
     if (best != NONE) return best;
     bool leave = will_wait(o);
-    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
-        if (o->placed[t] || is_collective(o, t)) continue;
+    for (uint32_t t = o->later[o->count]; t < o->count && seen < WINDOW; t = o->later[t]) {
         seen++;
         if (o->waiting[t] != 0 || available(o, t) > o->now) continue;
         if (!leave || !can_be_left(o, t)) return t;
@@ -425,14 +441,10 @@ static uint32_t choose(const overlap *o) {
 static double next_event(const overlap *o) {
     double when = 0;
     uint32_t seen = 0;
-    for (uint32_t i = 0; i < o->eager.count; i++) {
-        double at = available(o, o->eager.at[i]);
-        if (when == 0 || at < when) when = at;
-    }
+    if (o->eager.count > 0) when = o->eager_first;
     if (o->early.count > 0 && available(o, o->early.at[0]) > o->now)
         when = available(o, o->early.at[0]);
-    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
-        if (o->placed[t] || is_collective(o, t)) continue;
+    for (uint32_t t = o->later[o->count]; t < o->count && seen < WINDOW; t = o->later[t]) {
         seen++;
         if (o->waiting[t] != 0) continue;
         double at = available(o, t);
@@ -465,41 +477,51 @@ static void simulate(overlap *o) {
 /* ---- The new schedule ---- */
 typedef struct {
     uint32_t *position; /* of each step in the new order */
+    uint32_t *computes; /* of each position: the first from there on that is no collective */
+    uint32_t *launch;   /* of each position: the first one of its launch, if those are neighbours */
     uint32_t *wait_at;  /* of each collective: the position in the new order before which it is
                            waited for; NONE where nothing runs beside it */
 } waits;
 
-/* Whether there is computation between two positions of the new order. */
-static bool computes(const overlap *o, uint32_t from, uint32_t to) {
-    for (uint32_t i = from + 1; i < to; i++)
-        if (!is_collective(o, o->order[i])) return true;
-    return false;
-}
-
 /* The position of the first step that needs the result; the first of its launch, if it is one of
  * several collectives. */
-static uint32_t first_user(const overlap *o, uint32_t t, const uint32_t *position) {
+static uint32_t first_user(const overlap *o, uint32_t t, const waits *w) {
     uint32_t first = o->count;
     for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
-        if (position[o->after.edge[e]] < first) first = position[o->after.edge[e]];
-    while (first < o->count && first > 0 && is_collective(o, o->order[first]) &&
-           is_collective(o, o->order[first - 1]) &&
-           o->group[o->order[first - 1]] == o->group[o->order[first]])
-        first--;
-    return first;
+        if (w->position[o->after.edge[e]] < first) first = w->position[o->after.edge[e]];
+    return w->launch[first];
+}
+
+/* The new order, by position. */
+static void positions_find(const overlap *o, waits *w) {
+    const size_t count = (size_t)o->count + 2;
+    w->position = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    w->computes = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    w->launch = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    w->computes[o->count] = w->computes[o->count + 1] = o->count;
+    w->launch[o->count] = o->count;
+    for (uint32_t i = o->count; i-- > 0;)
+        w->computes[i] = is_collective(o, o->order[i]) ? w->computes[i + 1] : i;
+    for (uint32_t i = 0; i < o->count; i++) {
+        uint32_t t = o->order[i], before = i > 0 ? o->order[i - 1] : t;
+        bool joins = i > 0 && is_collective(o, t) && is_collective(o, before) &&
+                     o->group[t] == o->group[before];
+        w->position[t] = i;
+        w->launch[i] = joins ? w->launch[i - 1] : i;
+    }
 }
 
 /* Collectives of one launch are waited for one by one, or none is. */
 static void waits_find(const overlap *o, waits *w) {
-    w->position = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
+    positions_find(o, w);
     w->wait_at = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
     bool *beside = ML_NEW_ARRAY(o->scratch, bool, (size_t)o->group_count + 1);
-    for (uint32_t i = 0; i < o->count; i++) w->position[o->order[i]] = i;
     for (uint32_t t = 0; t < o->count; t++) {
         w->wait_at[t] = NONE;
         if (!is_collective(o, t)) continue;
-        w->wait_at[t] = first_user(o, t, w->position);
-        if (computes(o, w->position[t], w->wait_at[t])) beside[o->group[t]] = true;
+        w->wait_at[t] = first_user(o, t, w);
+        bool computes = w->computes[w->position[t] + 1] < w->wait_at[t];
+        if (computes) beside[o->group[t]] = true;
     }
     for (uint32_t t = 0; t < o->count; t++)
         if (is_collective(o, t) && !beside[o->group[t]]) w->wait_at[t] = NONE;
@@ -581,7 +603,9 @@ static void overlap_new(overlap *o) {
     o->clock = ML_NEW_ARRAY(o->scratch, double, count);
     o->need = ML_NEW_ARRAY(o->scratch, double, count);
     o->latest = ML_NEW_ARRAY(o->scratch, double, count);
-    o->finish = ML_NEW_ARRAY(o->scratch, double, count);
+    o->available = ML_NEW_ARRAY(o->scratch, double, count);
+    o->later = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    o->earlier = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->user = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->waiting = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->group = ML_NEW_ARRAY(o->scratch, uint32_t, count);
@@ -596,8 +620,16 @@ static void overlap_new(overlap *o) {
     for (uint32_t t = 0; t < o->count; t++)
         if (is_collective(o, t) && grows(o, t) && 2 * value_bytes(o, t, 1) > o->most_ahead)
             o->most_ahead = 2 * value_bytes(o, t, 1);
-    for (uint32_t t = 0; t < o->count; t++)
+    uint32_t last = o->count;
+    for (uint32_t t = 0; t < o->count; t++) {
         o->waiting[t] = o->before.first[t + 1] - o->before.first[t];
+        if (is_collective(o, t)) continue;
+        o->later[last] = t;
+        o->earlier[t] = last;
+        last = t;
+    }
+    o->later[last] = o->count;
+    o->earlier[o->count] = last;
 }
 
 typedef struct {

@@ -33,5 +33,6 @@ void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
     if (plan->options->verify) ml_graph_verify(plan->graph, &plan->roots, name);
     dump(plan, name);
     log_pass(plan, name);
+    ml_time_part(name);
     ml_debug(5, "%s: %u nodes\n", name, ml_graph_count(plan->graph) - 1);
 }

@@ -146,7 +146,7 @@ static double rest_cost(const sharder *s, ml_ref n, const shard_strategy *strate
     return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size);
 }
 
-static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {
+static void choose_over(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {
     int count = ml_graph_node(s->from, n)->source_count, best = -1;
     price least = {0};
     s->strategy_count = s->pool_count = 0;
@@ -174,6 +174,14 @@ static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out
     for (int k = 0; k < count; k++)
         need[k].over[s->mesh] = s->pool.at[strategy->sources + (uint32_t)k];
     for (int i = 0; i < ML_MAX_OUTPUTS; i++) out[i].over[s->mesh] = strategy->out[i];
+}
+
+/* Over one mesh axis after the other: out[0..] of the results, need[k] of source k, all zero. */
+static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {
+    if (shard_chosen(s, n, need, out)) return;
+    for (s->mesh = 0; s->mesh < s->layout->count; s->mesh++)
+        if (s->layout->axis[s->mesh].size > 1) choose_over(s, n, need, out);
+    shard_note_choice(s, n, need, out);
 }
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
@@ -321,8 +329,7 @@ static void place_node(sharder *s, ml_ref n) {
         need = ML_NEW_ARRAY(s->scratch, ml_placements, count);
         sources = ML_NEW_ARRAY(s->scratch, ml_ref, count);
     }
-    for (s->mesh = 0; s->mesh < s->layout->count; s->mesh++)
-        if (s->layout->axis[s->mesh].size > 1) choose(s, n, need, out);
+    choose(s, n, need, out);
     give_owner(s, n, need);
     note_division(s, n, need, out);
     for (int k = 0; k < count; k++)

@@ -89,6 +89,7 @@ struct sharder {
     ML_VEC(shard_version) versions;
     const shard_row_rules *rows; /* NULL: no op of this program places rows of groups */
     struct shard_exchanges *exchanges; /* its own */
+    struct shard_choices *choices;     /* of shard_alike.c */
     ML_VEC(shard_overflow_check) overflow_checks;
     ml_division division;
     ml_axis shared; /* the key/value heads of a program with gradients, where queries have others */
@@ -137,6 +138,12 @@ void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref nod
 void shard_nodes(sharder *s, const ml_roots *roots);
 /* Nodes to come are of the forward pass and have the origin of n. */
 void shard_enter(sharder *s, ml_ref n);
+
+/* ---- shard_alike.c ---- */
+/* The placements that were noted for a node alike; false where there are none. */
+bool shard_chosen(sharder *s, ml_ref n, ml_placements *need, ml_placements *out);
+/* After shard_chosen, of the same node, was false. */
+void shard_note_choice(sharder *s, ml_ref n, const ml_placements *need, const ml_placements *out);
 
 /* ---- shard_move.c ---- */
 /* bool over rows of value n, which is ML_OWNED in placement `at` (node): they count as this rank's,

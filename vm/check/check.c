@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
@@ -604,6 +605,7 @@ static int core_report(lua_State *L) {
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.reported");
     if (vm->dry.runs && vm->options->mode == VM_REPL) return keep_report(L);
     const ml_target *target = vm_target(L);
+    ml_time_part("the program's record");
     predict_step_of(L, &r, accum);
     read_programs(L, &r, accum);
     read_states(L, &r);
@@ -616,6 +618,7 @@ static int core_report(lua_State *L) {
     else
         print_text(L, &r, tokens);
     output_discard(vm, discards);
+    ml_time_part("report");
     if (!r.fits) {
         require_call call = {r.largest, r.other_bytes, target->memory_bytes, device_text(vm)};
         vm_protect(L, require_memory, &call);
