@@ -146,6 +146,12 @@ static bool chunks(pass_context *c) {
 static bool has_chunks(pass_context *c) {
     return c->chunked;
 }
+/* Of chunks, or of a parameter that a program of microbatches uses twice: tied embeddings. */
+static bool adds_terms(pass_context *c) {
+    const ml_plan *plan = c->plan;
+    return c->chunked ||
+           (plan->roots.microbatches > 1 && !(plan->layout != NULL && plan->layout->stages.on));
+}
 static ml_graph *chunk_logits(pass_context *c) {
     return ml_chunk_logits(c->plan->graph, &c->plan->roots, chunk_bytes(c));
 }
@@ -236,8 +242,8 @@ static const compile_pass choice_passes[] = {
      .purpose = "slices of slices, and what both halves compute alike"},
     {"chunk_logits", .run_with = chunk_logits, .when = chunks,
      .purpose = "large logits and their loss are computed in chunks of tokens"},
-    {"split_chunk_sums", ml_split_accumulation, .when = has_chunks,
-     .purpose = "gradients of the chunks are added to their state one after the other"},
+    {"split_sums", ml_split_accumulation, .when = adds_terms,
+     .purpose = "terms of a gradient are added to its state one after the other"},
     {"simplify_chunks", .run_with = pass_simplify_parts, .when = has_chunks,
      .purpose = "slices of slices, and what all chunks compute alike"},
     {"recompute", .run_with = pass_recompute, .when = pass_recomputes,

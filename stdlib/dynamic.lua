@@ -146,13 +146,14 @@ local function hosts_of(batch, seq)
   return { tokens = host(), targets = host(), documents = host(), positions = host() }
 end
 
----What core.placement takes: the rows' predicted times, by one table whatever the device, so that all ranks plan alike.
-function dynamic.costs(o, rows)
+---What core.placement takes: the rows' predicted times, by one table whatever the device, so that all ranks plan alike; or by that
+---of `gpu`.
+function dynamic.costs(o, rows, gpu)
   local d = o.dynamic
   local costs = { ranks = d.ranks, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
   for _, row in ipairs(rows) do
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
-    local seconds, attention = row.program:cost()
+    local seconds, attention = row.program:cost(gpu)
     costs.groups[row.group] = group
     group.rows[row.row] = { tokens = row.tokens, seconds = seconds, attention = attention }
   end

@@ -2,7 +2,10 @@
 -- the model's programs, beside one size for all documents.
 --   mlua check tests/dynamic_simulate.lua --mesh dp=64 --device h100 longest=8192
 -- 12 layers, 2048 wide; lengths lognormal, mean 1024, sigma 1.5, from 128 to `longest`, at most 2,048 tokens of a sequence a rank, 8
--- microbatches. The static layout has every rank in groups of longest / 2048, each with windows of whole documents.
+-- microbatches. The static layout has every rank in groups of longest / 2048, each with windows of whole documents. Documents that
+-- need 1, 2, 4 ranks are classes: of each its share of tokens, and a step of a static layout of so many ranks that has no others but to
+-- fill windows up. These steps weighted by the shares are the harmonic mean of throughputs; the static layout's step over it is what
+-- the ratio could be without filling, with even ranks and no more microbatches.
 local core = require "mlua.core"
 local m = require "mlua"
 local dynamic = require "mlua.dynamic"
@@ -42,8 +45,9 @@ end
 
 local o = options_of.complete { model = Net(), batch = A.batch, seq = A.seq, accum = accum, pack = "document", layout = layout, steps = 1 }
 local rows, finish = step_of.dynamic_step(o)
-local update = finish:cost()
-local costs = dynamic.costs(o, rows)
+local gpu = core.options().device_name
+local update = finish:cost(gpu)
+local costs = dynamic.costs(o, rows, gpu)
 local placement = core.placement(costs)
 
 local root = core.options().script:match "^(.*)tests/" or ""
@@ -66,14 +70,15 @@ local function windows(host)
   return all
 end
 
--- A window on a static group of all sizes' largest: its program's time, of the attention what the documents need.
-local largest = costs.groups[#costs.groups]
-local row = largest.rows[#largest.rows]
-local function static_seconds(lengths)
-  local pairs = 0
+-- A window of a group of size number g: the time of its longest row, of the attention what the documents need.
+local function window_seconds(g, lengths)
+  local group, pairs = costs.groups[g], 0
+  local row = group.rows[#group.rows]
   for _, length in ipairs(lengths) do pairs = pairs + length * length end
-  return row.seconds - row.attention * (1 - pairs / (cfg.longest * cfg.longest))
+  return row.seconds - row.attention * (1 - pairs / (group.ranks * row.tokens) ^ 2)
 end
+local largest = #costs.groups
+local static_groups = groups.ranks // costs.groups[largest].ranks
 
 local host = core.host("i32", A.batch.size, cfg.longest)
 local sums, static, planned = { busiest = 0, mean = 0, tokens = 0, computed = 0 }, 0, 0
@@ -85,50 +90,51 @@ for _ = 1, cfg.steps do
   for name in pairs(sums) do sums[name] = sums[name] + facts[name] end
   local waits = {} -- groups take windows in turns
   for w, lengths in ipairs(all) do
-    local g = (w - 1) % (groups.ranks // largest.ranks) + 1
-    waits[g] = (waits[g] or 0) + static_seconds(lengths)
+    local g = (w - 1) % static_groups + 1
+    waits[g] = (waits[g] or 0) + window_seconds(largest, lengths)
   end
   local busiest = 0
   for _, seconds in ipairs(waits) do busiest = math.max(busiest, seconds) end
   static = static + busiest
 end
-local n = cfg.steps
--- The static throughputs at cp=1 on documents of up to `each` tokens, at the largest size on longer ones.
-local function documents(length, longer)
-  local lengths, left = {}, length
+
+-- The class of a document, and windows of one: it begins with a document of the class, and shorter ones fill it up.
+local function class_of(length)
+  local g = 1
+  while costs.groups[g].ranks * cfg.each < length do g = g + 1 end
+  return g
+end
+local function class_window(g)
+  local lengths, left = {}, costs.groups[g].ranks * cfg.each
   while left > 0 do
     local l = draw()
-    if (l > cfg.each) == longer then
+    if class_of(l) == g or #lengths > 0 and class_of(l) < g then
       l = math.min(l, left)
       left, lengths[#lengths + 1] = left - l, l
-      longer = false
     end
   end
   return lengths
 end
-local function pairs_of(lengths)
-  local sum = 0
-  for _, l in ipairs(lengths) do sum = sum + l * l end
-  return sum
-end
-local one = costs.groups[1].rows[#costs.groups[1].rows]
-local short, long = 0, 0
-for _ = 1, 2000 do
-  short = short + one.seconds - one.attention * (1 - pairs_of(documents(cfg.each, false)) / cfg.each ^ 2)
-  long = long + static_seconds(documents(cfg.longest, true))
-end
-short, long = short / 2000 * accum + update, long / 2000 * accum + update
-local all, in_long = 0, 0
-for _ = 1, 20000 do
+
+local WINDOWS, DOCUMENTS = 2000, 20000
+local shares, all, mean = {}, 0, 0
+for _ = 1, DOCUMENTS do
   local l = draw()
-  all, in_long = all + l, in_long + (l > cfg.each and l or 0)
+  local g = class_of(l)
+  all, shares[g] = all + l, (shares[g] or 0) + l
 end
-local share = in_long / all
-print(("static short %.1f ms a step, long %.1f, share of long %.3f, harmonic %.1f; dynamic is %.3f of it"):format(1e3 * short, 1e3 * long, share,
-  1e3 * ((1 - share) * short + share * long), ((1 - share) * short + share * long) / (sums.busiest / n + update)))
+for g, group in ipairs(costs.groups) do
+  local sum = 0
+  for _ = 1, WINDOWS do sum = sum + window_seconds(g, class_window(g)) end
+  local step = sum / WINDOWS * accum + update
+  mean = mean + (shares[g] or 0) / all * step
+  print(("static cp=%d on documents that need it: %.1f ms a step, %.3f of tokens"):format(group.ranks, 1e3 * step, (shares[g] or 0) / all))
+end
 local n = cfg.steps
-print(("%d ranks, sequences up to %d: static cp=%d %.1f ms a step, dynamic %.1f ms, ratio %.3f; with the update of %.1f ms %.3f"):format(
-  groups.ranks, cfg.longest, largest.ranks, 1e3 * static / n, 1e3 * sums.busiest / n, static / sums.busiest, 1e3 * update,
-  (static + n * update) / (sums.busiest + n * update)))
+local whole, placed = static / n + update, sums.busiest / n + update
+print(("static cp=%d on all: %.1f ms a step, %.1f of them the update"):format(costs.groups[largest].ranks, 1e3 * whole, 1e3 * update))
+print(("weighted by shares: %.1f ms a step, the static layout's is %.3f of it"):format(1e3 * mean, whole / mean))
+print(("dynamic: %.1f ms a step, %.3f of the mean's throughput, ratio to static %.3f, %.3f without the update"):format(
+  1e3 * placed, mean / placed, whole / placed, static / sums.busiest))
 print(("filling %.1f%%, busiest rank %.3f of the average, %.2f ms a plan"):format(
   100 * (1 - sums.tokens / sums.computed), sums.busiest / sums.mean, 1e3 * planned / n))

@@ -53,12 +53,12 @@ static void inputs_body(void *context) {
     inputs_find(context);
 }
 
-/* Each transfer of a few bytes takes as long as one of all. */
+/* Each transfer of a few bytes takes as long as one of all, and a device takes but a few transfers
+ * ahead of the runs that they wait for. */
 static ml_status inputs_gather(ml_program *program) {
-    enum { SMALL = 64 << 10 };
+    enum { SMALL = 1 << 20 };
     const ml_plan *plan = program->plan;
-    if (plan->layout != NULL || plan->pipeline != NULL || program->input_count < 2 ||
-        program->coordinates > SMALL)
+    if (plan->pipeline != NULL || program->input_count < 2 || program->coordinates > SMALL)
         return ML_OK;
     program->together = ml_alloc((size_t)program->coordinates + 1);
     if (program->together == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for inputs");
@@ -549,18 +549,19 @@ static ml_status upload_inputs(ml_program *program, const void *const *inputs) {
     for (int i = 0; i < program->input_count; i++) {
         const int64_t bytes = program->input_bytes[i];
         char *to = (char *)program->inputs + program->input_offsets[i];
+        char *gathered =
+            program->together != NULL ? program->together + program->input_offsets[i] : NULL;
         const void *from = inputs[i];
-        if (program->together != NULL) {
-            memcpy(program->together + program->input_offsets[i], from, (size_t)bytes);
-            continue;
-        }
         if (program->part != NULL) {
+            void *part = gathered != NULL ? gathered : program->part;
             ML_TRY(session_cut(session, program->plan->layout,
                                &ml_graph_input(session->graph, program->input_ids[i])->type,
-                               &program->input_places[i], inputs[i], program->part));
-            from = program->part;
+                               &program->input_places[i], inputs[i], part));
+            from = part;
+        } else if (gathered != NULL) {
+            memcpy(gathered, from, (size_t)bytes);
         }
-        ML_TRY(device->ops->upload(device, to, from, bytes));
+        if (gathered == NULL) ML_TRY(device->ops->upload(device, to, from, bytes));
     }
     if (program->together == NULL) return ML_OK;
     return device->ops->upload(device, program->inputs, program->together, program->coordinates);

@@ -131,6 +131,19 @@ PROCESS_TEST(dynamic_context_of_split_parameters) {
     compare("FSDP", many.output, one.output);
 }
 
+/* One rank compiles the kernels of all programs, and the others wait for it longer than for a sign
+ * of progress; where it fails, its error ends the job. */
+PROCESS_TEST(dynamic_context_while_kernels_compile) {
+    write_documents(room, 99);
+    process_write(room, "slow_cc", "#!/bin/sh\nsleep 1\necho 'error: out of cheese' >&2\nexit 1\n");
+    process_shell(room, 0, "chmod +x slow_cc");
+    process_result r = process_run(room, 1, "CC=./slow_cc MLUA_CACHE=\"$PWD/cache\" MLUA_TIMEOUT=1",
+                                   TRAIN "steps=1 layers=1 accum=4 -n 2 --mesh cp=2 "
+                                         "--layout cp=dynamic");
+    process_expect(&r, "out of cheese");
+    CHECK(strstr(r.output, "progress") == NULL);
+}
+
 /* A rank that dies between two steps of groups is named as in any layout. */
 PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     write_documents(room, 99);

@@ -233,3 +233,16 @@ PROCESS_TEST(checked_draws) {
     process_result r = process_run(room, 0, "MLUA_CHECK=cpu", "run --device cpu draws.lua");
     process_expect(&r, "drew 6");
 }
+
+/* Both gradients of tied embeddings are added to the sum of microbatches where it is. */
+PROCESS_TEST(gradients_of_tied_embeddings) {
+    process_result r = process_run(room, 0, "MLUA_DEBUG=3",
+                                   "check --device h200 $ROOT/models/llama.lua layers=1 embed=64"
+                                   " heads=2 kv_heads=2 ffn=96 seq=64 batch=4 accum=2 sample=0");
+    const char *step = strstr(r.output, "kernel scatter_add of ");
+    REQUIRE(step != NULL);
+    const char *end = strchr(step, '\n'), *writes = strstr(step, ", writes ");
+    REQUIRE(writes != NULL && writes < end);
+    const char *state = strstr(writes, " in state ");
+    CHECK(state != NULL && state < end);
+}

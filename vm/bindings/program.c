@@ -480,13 +480,13 @@ static int program_plan(lua_State *L) {
 
 typedef struct {
     const ml_plan *plan;
+    const ml_rates *rates;
     ml_prediction prediction;
 } cost_call;
 
-/* By one table whatever the device: all ranks and runs see the same. */
 static void predict_cost(void *argument) {
     cost_call *call = argument;
-    predict_microbatch(ml_rates_of("h100"), call->plan, &call->prediction);
+    predict_microbatch(call->rates, call->plan, &call->prediction);
 }
 
 /* The largest of all ranks': each stage's ranks plan that stage alone. */
@@ -498,7 +498,10 @@ static double most_of_ranks(lua_State *L, double seconds) {
 }
 
 static int program_cost(lua_State *L) {
-    cost_call call = {.plan = vm_program_plan(check_program(L))};
+    /* by one table whatever the device: all ranks and runs see the same */
+    const char *gpu = luaL_optstring(L, 2, "h100");
+    cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
+    if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     vm_protect(L, predict_cost, &call);
     double seconds = call.prediction.seconds, attention = call.prediction.busy[PREDICT_ATTENTION];
     bool staged = call.plan->pipeline != NULL;
@@ -568,9 +571,10 @@ static const vm_entry methods[] = {
      "the share of a step in which pipeline ranks wait: measured, as predicted from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
-    {"cost", program_cost, "-> number, number",
-     "seconds of a run, or of a microbatch on the slowest pipeline rank, by the table of an H100, "
-     "and those of its attention: to compare programs"},
+    {"cost", program_cost, "gpu?: string -> number, number",
+     "seconds of a run, or of a microbatch on the slowest pipeline rank, by the table of an H100 "
+     "or "
+     "of `gpu`, and those of its attention: to compare programs"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},
