@@ -162,6 +162,7 @@ struct compile_shared {
     int part_count;
     ml_graph *global; /* of a pipeline: the graph of every attempt's plan, and its roots */
     ml_roots roots;
+    bool keeps_all;                    /* an attempt computes nothing again in some part */
     int64_t scan;                      /* positions of the longest scan that segments may cut */
     struct ml_pipeline_plan *pipeline; /* what all attempts begin with: stages, schedule, slots */
     uint64_t hash;
@@ -218,6 +219,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
     }
     passes_run(c, PASSES_CHOICE);
     if (c->scan > shared->scan) shared->scan = c->scan;
+    shared->keeps_all |= c->keeps_all;
     if (!plan->borrows) return;
     plan->borrows = false;
     part->graph = NULL;
@@ -427,11 +429,11 @@ static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
                  (long long)choice->segment);
     static const char *const copies[] = {"", ", copies to the host beside computation",
                                          ", copies to the host"};
+    static const char *const cheap[] = {"selective, without stages that defer weight gradients",
+                                        "selective", "nothing, or selective where that cannot fit"};
     log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s%s%s",
              choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
-             choice->cheap_everywhere ? "selective"
-                                      : "selective, without stages that defer weight gradients",
-             share, segment, copies[choice->offload]);
+             cheap[choice->cheap], share, segment, copies[choice->offload]);
 }
 
 /* Compile *c->plan, instead of the attempt before. */
@@ -455,6 +457,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
         compile_whole(c->in, plan, choice);
     measure(plan, size);
     size->scan = plan->shared->scan;
+    size->keeps_all = plan->shared->keeps_all;
     log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
              plan->target->memory_bytes == 0                  ? "no limit is known"
              : plan->peak_bytes <= plan->target->memory_bytes ? "fits"
@@ -471,6 +474,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     fit.offloads = compile_offload != NULL && target->host_bytes > 0 && target->memory_bytes > 0 &&
                    !in->roots->often;
     plan_choice first = {.kept = 1};
+    if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;
     first.overlap =
         in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);
     first.param_cache = in->cut != NULL && !options->no_param_cache &&

@@ -61,6 +61,10 @@ static bool merges_products(pass_context *c) {
     return on_fused_gpu(c);
 }
 
+static bool joins_collectives(pass_context *c) {
+    return merges_products(c) && pass_has_layout(c);
+}
+
 /* Programs that run often, such as the steps of generation, compute in the compute dtype. */
 static bool has_fp8_products(pass_context *c) {
     return !c->plan->roots.often && ml_scale_products_applies(c->plan->graph);
@@ -222,6 +226,9 @@ static const compile_pass rank_passes[] = {
      .purpose = "narrow products of f32 become products of bf16"},
     {"merge_products", ml_merge_products, .when = merges_products,
      .purpose = "products that share an operand become one"},
+    {"join_collectives", ml_join_collectives, .when = joins_collectives,
+     .purpose =
+         "slices of one product are gathered, and its gradients added up over ranks, as one"},
     {"widen_scaled_products", .run_with = widen_scaled_products, .when = has_scaled_products,
      .purpose = "products of 8 bits that no library serves are computed of bf16"},
     {"simplify_merged", ml_simplify, .when = merges_products,

@@ -139,16 +139,31 @@ static double kept_share(const pass_context *c) {
 }
 static bool recomputes_cheap(const pass_context *c) {
     bool deferred = c->input_wave != NULL;
-    return c->plan->options->recompute != ML_NEVER && on_gpu(c) &&
-           (!deferred || c->choice.cheap_everywhere);
+    bool chosen =
+        c->choice.cheap == CHEAP_EVERYWHERE || (c->choice.cheap == CHEAP_UNDEFERRED && !deferred);
+    return c->plan->options->recompute != ML_NEVER && on_gpu(c) && chosen;
+}
+/* Where what is kept does not fit, if nothing is computed again, what is cheap is at once. */
+static void decide_cheap(pass_context *c) {
+    const ml_plan *plan = c->plan;
+    int64_t limit = plan->target->memory_bytes;
+    if (c->choice.cheap != CHEAP_NOWHERE) return;
+    c->keeps_all = limit == 0 || ml_saved_bytes(plan->graph, plan->arena) <= limit;
+    if (!c->keeps_all) c->choice.cheap = CHEAP_UNDEFERRED;
 }
 bool pass_recomputes(pass_context *c) {
+    decide_cheap(c);
     return recomputes_cheap(c) || kept_share(c) < 1;
 }
 ml_graph *pass_recompute(pass_context *c) {
     ml_plan *plan = c->plan;
     int64_t bytes = recomputes_cheap(c) ? spare_bytes(plan) : 0;
-    return ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c));
+    double speeds[ML_MAX_MESH] = {0};
+    for (int i = 0; plan->layout != NULL && i < plan->layout->count; i++)
+        speeds[i] = plan_link_speed(plan->layout, plan->target, i);
+    ml_graph *g = ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c), speeds);
+    if (plan->layout != NULL) ml_shard_traffic(g, plan->layout, plan->traffic);
+    return g;
 }
 
 void passes_run(pass_context *c, pass_list which) {

@@ -11,6 +11,7 @@
 typedef struct {
     ml_plan *plan;
     plan_choice choice;
+    bool keeps_all;        /* what is cheap is computed again nowhere, as chosen */
     const int *input_wave; /* by INPUT id, where weight-gradient tasks are deferred: the wave of
                               tasks in which it is received; else NULL */
     bool param_cache;      /* of a program that is one part */

@@ -413,7 +413,7 @@ end
 ---@field params? table<string, string[]> by mesh axis: axes along which parameters are split, in order
 ---@field acts? table<string, string[]> likewise for all other tensors
 ---@field state? table<string, string> {dp = "flat"}: optimizer states are split over dp (ZeRO-1)
----@field reshard? table<string, boolean> {dp = false}: what is gathered over dp is retained for the backward pass
+---@field reshard? table<string, boolean> {dp = false}: parameters that are gathered over dp are retained for the backward pass
 ---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
 ---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
 
@@ -426,7 +426,7 @@ end
 ---@field sp? boolean activations between tensor-parallel parts are split over seq too
 ---@field zero? boolean optimizer states, and without stages parameters, are split over dp and cp
 ---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
----@field reshard? boolean false: what the forward pass gathers is retained for the backward pass
+---@field reshard? boolean false: parameters that the forward pass gathers are retained for the backward pass
 ---@field exchange? number as in m.layout
 ---@field schedule? string "1f1b", "interleaved", "zero-bubble" or "gpipe"
 ---@field chunks? integer stages a rank, of "interleaved"
@@ -435,7 +435,7 @@ end
 ---How tensors are sharded: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
----{dp = false} retains what the forward pass gathers over dp for the backward pass; with both, parameters
+---{dp = false} retains the parameters that the forward pass gathers over dp for the backward pass; with both, they
 ---are sharded too from one step to the next. stages =
 ---{pp = "layers", schedule = "1f1b", microbatches = 16} assigns the layers of the model (its longest
 ---list of modules, or the list of that name) to the ranks of pp. --mesh sets sizes.
@@ -468,8 +468,8 @@ end
 ---seq too; `zero` splits optimizer states over dp and cp (ZeRO-1) and, without stages, parameters from
 ---one step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
 ---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
----and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
----gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
+---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains the parameters that the
+---forward pass gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble", "gpipe") and `microbatches` are those of
 ---the stages of pp.
 ---@param options? LayoutPreset

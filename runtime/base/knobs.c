@@ -79,8 +79,7 @@ static const knob KNOBS[] = {
     {"MLUA_RECOMPUTE", "0|1",
      "1: compute activations again in the backward pass wherever that saves memory; 0: only where "
      "the budget of memory needs it; "
-     "where not set, on a GPU those whose recomputation is cheap (selective), but none where "
-     "zero-bubble stages run weight gradients late and memory allows",
+     "where not set likewise, but on a GPU those whose recomputation is cheap first (selective)",
      NUMBER, AT(recompute)},
     {"MLUA_HOST_LINK", "GB/S",
      "what a GPU copies to host memory a second, and as much back at the same time; values of the "

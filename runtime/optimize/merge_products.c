@@ -52,6 +52,7 @@ typedef struct {
     bool *derived;     /* by node: computed from states and numbers alone, elementwise */
     bool *gathered;    /* by node: a weight that was gathered on the way */
     ml_ref *user;      /* by node: its last user */
+    uint8_t *sent;     /* by product: whose results are gathered apart (ml_find_sent) */
     uint8_t *products; /* by node: users that are products; at most 3 are counted */
     bool *whole;       /* by node: something needs it as a tensor of its own, not as a slice */
     ML_VEC(group) groups;
@@ -237,6 +238,7 @@ static bool belongs(const state *s, const group *g, ml_ref n) {
     for (int i = 0; i < g->count; i++)
         if (right_of(s, g->members[i]) == right_of(s, n)) return false;
     if (!gathered_alike(s, right_of(s, first), right_of(s, n))) return false;
+    if (s->sent[first] != s->sent[n]) return false;
     return type_of(s, first)->dtype == type_of(s, n)->dtype && g->count < MOST_MEMBERS &&
            type_of(s, right_of(s, first))->dtype == type_of(s, right_of(s, n))->dtype;
 }
@@ -477,10 +479,12 @@ static void begin(rewrite *r) {
     s->gathered = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->user = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->products = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
+    s->sent = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->whole = ML_NEW_ARRAY(r->scratch, bool, r->count);
     uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum};
     for (int i = 0; i < 4; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
     find_users(s);
+    ml_find_sent(r->from, s->sent);
     find_forward_groups(s);
     find_sums(s);
     find_gradient_groups(s);

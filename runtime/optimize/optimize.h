@@ -21,6 +21,13 @@ ml_graph *ml_split_f32_products(const ml_graph *from, ml_roots *roots);
 bool ml_split_f32_products_applies(const ml_graph *g); /* whether there may be one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
+/* Behind it: gathered slices that are together one tensor become slices of it gathered, and sums of
+ * which a CONCAT is made the sum of a CONCAT. */
+ml_graph *ml_join_collectives(const ml_graph *from, ml_roots *roots);
+/* By product: 1 + the mesh axis over which its result is gathered, where it is merged with others
+ * that are alone: the merged result is sent as it is, where slices would be copied first; else 0.
+ */
+void ml_find_sent(const ml_graph *g, uint8_t *sent);
 /* Where gradients are concatenated and also operands of other products, those products read slices
  * of the CONCAT, so that one tensor is saved and not two. input_wave: by INPUT id, the wave of the
  * pipeline in which it is received (0: of the script); no node moves to a later wave. */

@@ -13,8 +13,15 @@ ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
 /* The backward pass computes forward values again instead of saving them. First values whose
  * copies add little memory traffic, `bytes` bytes in all at most (selective recomputation). Where
  * `kept` is below 1, any values: of the bytes of saved values between the most and the least that
- * can be, this share is saved, so that computing the others again takes the least time. */
-ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept);
+ * can be, this share is saved, so that computing the others again takes the least time; what ranks
+ * gathered from one another is gathered again where that takes less. `speeds`: bytes a second that
+ * a rank sends, by mesh axis; NULL where there are no collectives. */
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept,
+                       const double *speeds);
+
+/* Bytes, at least, of a program of which nothing is computed again: its states and what the
+ * backward pass reads of the forward pass. */
+int64_t ml_saved_bytes(const ml_graph *g, ml_arena *arena);
 
 /* Where n compares values with the largest or smallest of them: mark the nodes that compute them,
  * which must be computed once (share_comparisons.c). */

@@ -35,10 +35,11 @@ typedef struct {
     bool *weight;   /* by node: a state, cast and moved: the same through the step */
     bool *table;    /* by node: made of constants and indices alone, such as rotary tables */
     uint8_t *fates;
-    ml_ref *copies;   /* by node of `from`: its copy in `to` */
-    ml_ref *until;    /* by node: a product that waits for the sources of this one; 0: does not */
-    bool *compared;   /* by node: an operand of a comparison with its largest element */
-    double kept;      /* share of what selective recomputation leaves that is kept */
+    ml_ref *copies; /* by node of `from`: its copy in `to` */
+    ml_ref *until;  /* by node: a product that waits for the sources of this one; 0: does not */
+    bool *compared; /* by node: an operand of a comparison with its largest element */
+    const double *speeds; /* of collectives: bytes a second by mesh axis */
+    double kept;          /* share of what selective recomputation leaves that is kept */
     bool *read;       /* by node: the backward phase's elementwise work reads it, or what it is made
                          from elementwise */
     bool *multiplied; /* by node: operand of a product of the backward phase */
@@ -312,6 +313,7 @@ static void decide_all(state *s) {
                                                   .kept = kept,
                                                   .fixed = s->compared,
                                                   .light = light,
+                                                  .speeds = s->speeds,
                                                   .share = s->kept},
                              fates);
     for (ml_ref n = 1; n < r->count; n++)
@@ -365,7 +367,8 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, own);
 }
 
-ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept) {
-    state s = {.bytes_left = bytes, .kept = kept};
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept,
+                       const double *speeds) {
+    state s = {.bytes_left = bytes, .kept = kept, .speeds = speeds};
     return rewrite_run(from, roots, begin, rule, &s);
 }

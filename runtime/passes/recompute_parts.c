@@ -3,12 +3,14 @@
  * A part is what lies between two places at which few bytes pass from what comes before to what
  * comes after. Such a place is looked for wherever the products begin to read the weights of
  * another layer: of another number in the names of states, "blocks.3.". What passes is kept: so
- * recomputation needs the memory of one layer at a time. */
+ * recomputation needs the memory of one layer at a time. A value that the next part alone reads is
+ * of that part where fewer bytes pass so: a gathered one, of which a rank's part passes. */
 #include "runtime/passes/recompute_parts.h"
 
 #include <string.h>
 
 #include "runtime/base/machine.h"
+#include "runtime/graph/collectives.h"
 #include "runtime/graph/op_interface.h"
 
 enum { SMALL_SHARE = 1 << 14 }; /* of a part's bytes: a smaller value is kept */
@@ -22,12 +24,13 @@ typedef struct {
     const recompute_program *p;
     const ml_graph *g;
     uint32_t count;
-    bool *weight;      /* by node: computed of states alone */
-    layer_name *layer; /* by node: of weights */
-    ml_ref *last;      /* by node: its last user in the forward phase, or itself */
-    bool *needed;      /* by node: the backward phase reads it */
-    uint32_t *part_of; /* by node */
-    uint32_t *index;   /* by node: 1 + its place among the values of its part; 0: is none */
+    bool *weight;                     /* by node: computed of states alone */
+    layer_name *layer;                /* by node: of weights */
+    ml_ref *last;                     /* by node: its last user in the forward phase, or itself */
+    uint32_t *first_part, *last_part; /* by node: of its users in the forward phase */
+    bool *needed;                     /* by node: the backward phase reads it */
+    uint32_t *part_of;                /* by node */
+    uint32_t *index; /* by node: 1 + its place among the values of its part; 0: is none */
     recompute_part *parts;
     bool *excluded; /* by part */
     uint32_t part_count;
@@ -137,6 +140,41 @@ static void find_parts(partition *t, ml_arena *arena) {
     t->excluded[t->part_count - 1] = t->part_count > 1 && now.length == 0;
 }
 
+static void note_part(partition *t, ml_ref n) {
+    uint32_t part = t->part_of[n];
+    for (int i = 0;
+         t->p->r->users[n] && !t->p->backward[n] && i < ml_graph_node(t->g, n)->source_count; i++) {
+        ml_ref source = ml_graph_source(t->g, n, i);
+        if (part < t->first_part[source]) t->first_part[source] = part;
+        if (part > t->last_part[source]) t->last_part[source] = part;
+    }
+}
+
+/* Whether less passes to part `to`, which reads n first, where n is computed there. */
+static bool belongs_to(const partition *t, ml_ref n, uint32_t to) {
+    int64_t bytes = 0;
+    for (int i = 0; i < ml_graph_node(t->g, n)->source_count; i++) {
+        ml_ref source = ml_graph_source(t->g, n, i);
+        if (is_value(t, source) && t->last_part[source] < to)
+            bytes += ml_type_bytes(ml_graph_type(t->g, source));
+    }
+    return bytes < ml_type_bytes(ml_graph_type(t->g, n));
+}
+
+/* Where the halves of a batch take turns, one of them begins a layer before the other has ended the
+ * one before: what it gathers, and other values that are larger than what they are made of, are of
+ * the layer that reads them. */
+static void move_to_readers(partition *t) {
+    for (ml_ref n = 1; n < t->count; n++) t->first_part[n] = t->part_count;
+    for (ml_ref n = t->count; n-- > 1;) {
+        uint32_t to = t->first_part[n];
+        if (is_value(t, n) && t->last[n] < t->count && to < t->part_count && to > t->part_of[n] &&
+            belongs_to(t, n, to))
+            t->part_of[n] = to;
+        note_part(t, n);
+    }
+}
+
 /* ---- Values ---------------------------------------------------------------------------------- */
 
 /* A kernel adds up long sums in an order that depends on what else it does, and so their last bits
@@ -157,11 +195,22 @@ static bool recomputable(const partition *t, ml_ref n) {
     case ML_CLASS_MOVE: return node->op != ML_OP_PLACE;
     case ML_CLASS_ROUTINE:
         return ml_op_interfaces[node->op] && ml_op_interfaces[node->op]->recomputes > 0;
+    case ML_CLASS_COLLECTIVE:
+        return t->p->speeds && !ml_collectives[ml_collective_of(node->op)].combines;
     case ML_CLASS_LEAF:
-    case ML_CLASS_SCAN:
-    case ML_CLASS_COLLECTIVE: break;
+    case ML_CLASS_SCAN: break;
     }
     return false;
+}
+
+/* Part of a collective's time is hidden beside computation, which takes longer for it: of a step of
+ * gpt-1.3b with split tensors it adds half. */
+static double collective_seconds(const partition *t, ml_ref n) {
+    const double shown = 0.5;
+    const int64_t *args = ml_graph_args(t->g, n); /* mesh axis, ranks */
+    int64_t bytes = ml_type_bytes(ml_graph_type(t->g, ml_graph_source(t->g, n, 0)));
+    ml_collective kind = ml_collective_of(ml_graph_node(t->g, n)->op);
+    return shown * ml_collective_sent(kind, (double)bytes, (double)args[1]) / t->p->speeds[args[0]];
 }
 
 static double seconds_of(const partition *t, ml_ref n) {
@@ -169,6 +218,7 @@ static double seconds_of(const partition *t, ml_ref n) {
     const ml_node *node = ml_graph_node(t->g, n);
     int op_class = ml_ops[node->op].op_class;
     if (t->p->light[n] || ml_op_is(node->op, ML_VIEW) || node->op == ML_OP_OUT) return 0;
+    if (op_class == ML_CLASS_COLLECTIVE) return collective_seconds(t, n);
     double bytes = (double)ml_type_bytes(ml_graph_type(t->g, n)), work = 0;
     if (op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE)
         work = ml_flops(t->g, n) / m->product_flops;
@@ -181,9 +231,9 @@ static double seconds_of(const partition *t, ml_ref n) {
 
 /* Whether n is chosen about: it is read in its own part alone. */
 static bool is_member(const partition *t, ml_ref n) {
-    ml_ref last = t->last[n];
-    return is_value(t, n) && !t->excluded[t->part_of[n]] && last < t->count &&
-           t->part_of[last] == t->part_of[n];
+    uint32_t part = t->part_of[n];
+    bool alone = t->last[n] < t->count && (t->last[n] == n || t->last_part[n] == part);
+    return is_value(t, n) && !t->excluded[part] && alone;
 }
 
 static void count_members(partition *t, ml_arena *arena) {
@@ -245,12 +295,15 @@ void recompute_program_choose(const recompute_program *p, uint8_t *fates) {
         .layer = ML_NEW_ARRAY(arena, layer_name, count),
         .last = ML_NEW_ARRAY(arena, ml_ref, count),
         .needed = ML_NEW_ARRAY(arena, bool, count),
+        .first_part = ML_NEW_ARRAY(arena, uint32_t, count),
+        .last_part = ML_NEW_ARRAY(arena, uint32_t, count),
         .part_of = ML_NEW_ARRAY(arena, uint32_t, count),
         .index = ML_NEW_ARRAY(arena, uint32_t, count),
     };
     find_weights(&t);
     find_users(&t);
     find_parts(&t, arena);
+    move_to_readers(&t);
     fill_parts(&t, arena);
     uint8_t **chosen = ML_NEW_ARRAY(arena, uint8_t *, t.part_count);
     recompute_choose(t.parts, t.part_count, p->share, arena, chosen);

@@ -11,6 +11,7 @@ typedef struct {
     const bool *kept;     /* leaves, weights, tables: there is one for the whole step */
     const bool *fixed;    /* must be the same numbers as before: is not computed again */
     const bool *light;    /* computing it again takes no time that counts */
+    const double *speeds; /* of collectives: bytes a second by mesh axis; NULL: there are none */
     double share;         /* to keep: recompute_choose */
 } recompute_program;
 

@@ -88,9 +88,8 @@ static bool search_least(search *s, plan_choice choice) {
 }
 
 static bool same(const plan_choice *a, const plan_choice *b) {
-    return a->kept == b->kept && a->cheap_everywhere == b->cheap_everywhere &&
-           a->overlap == b->overlap && a->param_cache == b->param_cache &&
-           a->segment == b->segment && a->offload == b->offload;
+    return a->kept == b->kept && a->cheap == b->cheap && a->overlap == b->overlap &&
+           a->param_cache == b->param_cache && a->segment == b->segment && a->offload == b->offload;
 }
 
 static const double WORTH = 1.01; /* a plan that is slower by more is not taken at once */
@@ -155,16 +154,20 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     search s = {.fit = fit, .best_size = {.peak = INT64_MAX}};
     plan_choice choice = *first;
     attempt(&s, &choice);
+    if (!s.found && choice.cheap == CHEAP_NOWHERE) {
+        choice.cheap = CHEAP_UNDEFERRED;
+        if (s.size.keeps_all) attempt(&s, &choice);
+    }
     if (s.found) return;
     double fast = s.size.seconds;
     int64_t most = s.size.peak;
     bool caches = s.size.caches;
     bool far = most / 2 > limit_of(&s) || s.size.states > limit_of(&s);
     const int64_t scan = s.size.scan;
-    const plan_choice least = {.cheap_everywhere = true,
+    const plan_choice least = {.cheap = CHEAP_EVERYWHERE,
                                .offload = fit->offloads ? OFFLOAD_ALL : OFFLOAD_NONE};
     const bool least_fits = !far || attempt(&s, &least);
-    choice.cheap_everywhere = true;
+    choice.cheap = CHEAP_EVERYWHERE;
     if (least_fits && fit->offloads) {
         choice.offload = OFFLOAD_HIDDEN;
         bool enough = attempt(&s, &choice);

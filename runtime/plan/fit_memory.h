@@ -9,16 +9,23 @@
  * also those that it waits for. */
 typedef enum { OFFLOAD_NONE, OFFLOAD_HIDDEN, OFFLOAD_ALL } offload_choice;
 
+/* Where what is cheap is computed again (selective recomputation). */
+typedef enum {
+    CHEAP_UNDEFERRED, /* but not where weight-gradient tasks are deferred, which need kernels of
+                         their own for it */
+    CHEAP_EVERYWHERE,
+    CHEAP_NOWHERE,
+} cheap_choice;
+
 /* What attempts differ in. */
 typedef struct {
-    double kept;           /* of the bytes that the backward pass may read instead of computing them
-                              again, between the least and the most: a share (ml_recompute) */
-    bool cheap_everywhere; /* what is cheap is computed again also where weight-gradient tasks are
-                              deferred, which need kernels of their own for it */
-    bool overlap;          /* collectives run beside computation */
-    bool param_cache;      /* parameters are stored in the products' dtype too */
-    int64_t segment;       /* positions of a segment of a scan, whose states are computed again from
-                              those before it; 0: states at all positions are stored */
+    double kept; /* of the bytes that the backward pass may read instead of computing them
+                    again, between the least and the most: a share (ml_recompute) */
+    cheap_choice cheap;
+    bool overlap;     /* collectives run beside computation */
+    bool param_cache; /* parameters are stored in the products' dtype too */
+    int64_t segment;  /* positions of a segment of a scan, whose states are computed again from
+                         those before it; 0: states at all positions are stored */
     offload_choice offload;
 } plan_choice;
 
@@ -32,6 +39,8 @@ typedef struct {
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
     int64_t scan;     /* positions of the longest scan that segments may cut; 0: there is none */
+    bool keeps_all;   /* what is cheap is computed again nowhere in it, as chosen: CHEAP_NOWHERE may
+                         be taken for CHEAP_UNDEFERRED where it cannot fit */
 } plan_size;
 
 typedef struct {

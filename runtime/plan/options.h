@@ -16,8 +16,8 @@ typedef struct {
     ml_choice overlap;    /* steps ordered so that collectives run beside computation; by default on
                              GPUs */
     ml_choice half_batch; /* the halves of the batch alternate, to hide collectives */
-    ml_choice recompute;  /* values computed again in the backward pass; by default on a GPU the
-                             cheap ones (selective), and all where memory is short (full) */
+    ml_choice recompute;  /* values computed again in the backward pass; by default as
+                             the budget of memory asks; never: none because it is cheap */
     int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: ML_CHUNK_BYTES;
                              INT64_MAX: never */
     bool no_param_cache;  /* each step casts f32 parameters to the products' dtype anew */

@@ -18,8 +18,9 @@
  * 7. else the state is replicated.
  * Each rank updates the part that it holds.
  *
- * What the forward pass has gathered the backward pass gathers again, unless the mesh axis says
- * `keep`: then it is gathered once and lives until the backward pass is done with it. With `flat`
+ * Parameters that the forward pass has gathered the backward pass gathers again, unless the mesh
+ * axis says `keep`: then they are gathered once and live until the backward pass is done with them.
+ * Other values are gathered once, or again where memory is short (passes/recompute.c). With `flat`
  * and `keep` parameters too lie in parts from one step to the next (not under pipeline stages), and
  * are gathered ahead of use, beside other work, instead of after their update.
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each

@@ -14,6 +14,10 @@ uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version) {
     return version;
 }
 
+bool shard_gathers_again(const sharder *s, ml_ref n, int i) {
+    return s->values[n].params && !s->layout->axis[i].keep;
+}
+
 void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered) {
     if (!s->versions.count) (void)ML_PUSH(s->scratch, &s->versions); /* 0 is none */
     uint32_t version = s->versions.count, *last = &s->values[n].versions;

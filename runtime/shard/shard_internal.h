@@ -42,7 +42,7 @@ typedef struct {
     ml_placements *output_places;
     /* Of ML_OWNED and ML_SENT versions: starts and ends of the groups of rows. */
     ml_ref owner[2];
-    ml_ref kept[2]; /* what the rules of its op keep for those of its gradient */
+    ml_ref kept[3]; /* what the rules of its op keep for those of its gradient */
 } shard_value;
 
 /* The overflow check of an exchange with a bounded number of capacity slots: f32, 0 where all rows
@@ -87,7 +87,7 @@ struct sharder {
     ml_arena *scratch;
     shard_value *values; /* by node of `from` */
     ML_VEC(shard_version) versions;
-    const shard_row_rules *rows; /* NULL: no op of this program places rows of groups */
+    const shard_row_rules *rows;       /* NULL: no op of this program places rows of groups */
     struct shard_exchanges *exchanges; /* its own */
     struct shard_choices *choices;     /* of shard_alike.c */
     ML_VEC(shard_overflow_check) overflow_checks;
@@ -132,6 +132,10 @@ static inline bool shard_along(ml_placement p, int position) {
 /* ---- shard.c ---- */
 /* The versions of a value that the pass at hand may use: call with 0, then with the last one. */
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version);
+/* Parameters that the forward pass gathers over mesh axis i the backward pass gathers again, where
+ * the layout has it so. Other values are gathered once; whether the backward pass gathers them
+ * again is for the budget of memory (passes/recompute.c). */
+bool shard_gathers_again(const sharder *s, ml_ref n, int i);
 void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered);
 
 /* Places all live nodes of s->from, whose users it counts. */

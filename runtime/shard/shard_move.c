@@ -181,7 +181,7 @@ static void gather_parts(movement *m, int i, int position) {
     if (ml_graph_type(g, x)->size[0] > m->global.size[position])
         x = ml_slice(g, x, m->global.axis[position], 0, m->global.size[position]);
     back(m, x);
-    m->gathered |= !m->s->layout->axis[i].keep;
+    m->gathered |= shard_gathers_again(m->s, m->value, i);
 }
 
 /* From split along `from` to split along `to`. */
@@ -487,7 +487,7 @@ static bool moves_narrow(const sharder *s, ml_ref n, const ml_placements *from,
         if (a.kind > ML_SPLIT || b.kind > ML_SPLIT) return false;
         if (a.kind != ML_SPLIT || shard_same(a, b)) continue;
         moves = true;
-        *gathers = *gathers || !s->layout->axis[i].keep;
+        *gathers = *gathers || shard_gathers_again(s, n, i);
     }
     return moves && there && narrow < wide;
 }

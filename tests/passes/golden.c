@@ -44,11 +44,12 @@ static ml_graph *chunk_logits(const ml_graph *from, ml_roots *roots) {
     return ml_chunk_logits(from, roots, 256); /* bytes */
 }
 static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 0, 0);
+    static const double speeds[ML_MAX_MESH] = {1e12};
+    return ml_recompute(from, roots, 0, 0, speeds);
 }
 
 static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 256, 1);
+    return ml_recompute(from, roots, 256, 1, NULL);
 }
 static ml_graph *half_batch_overlap(const ml_graph *from, ml_roots *roots) {
     const ml_type *type = &ml_graph_input(from, 0)->type;
@@ -144,6 +145,7 @@ static const action actions[] = {
     {"decompose_conv", .pass = ml_decompose_conv},
     {"decompose_attention", .pass = decompose},
     {"merge_products", .pass = ml_merge_products},
+    {"join_collectives", .pass = ml_join_collectives},
     {"scale_products", .pass = ml_scale_products, .tolerance = 1e-5},
     {"widen_scaled_products", .pass = widen_scaled_products},
     {"propagate_layout", .pass = ml_propagate_layout},

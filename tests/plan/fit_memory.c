@@ -10,11 +10,14 @@
 /* Bytes of a plan: `base`, what each way of saving memory saves, and seconds that it adds. */
 typedef struct {
     int64_t base, no_cache, no_overlap, all, weight_grad; /* weight_grad: 0, nothing is deferred */
+    int64_t cheap; /* more where what is cheap is computed again nowhere, as it is tried first */
+    bool hopeless; /* that does not fit by a look at the graph */
     int64_t moments, states;
     double no_cache_seconds;
     int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
     int count;
-    char attempts[512]; /* percent that is kept; C cache, O overlap; W as in the first */
+    char attempts[512]; /* percent that is kept; A also what is cheap; C cache, O overlap; W
+                            as in the first */
     plan_size last;
 } sizes;
 
@@ -24,7 +27,9 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     double seconds = 100 + 30 * (1 - choice->kept);
     if (!choice->param_cache) peak -= s->no_cache, seconds += s->no_cache_seconds;
     if (!choice->overlap) peak -= s->no_overlap, seconds += 20;
-    if (choice->cheap_everywhere) peak -= s->weight_grad;
+    if (choice->cheap == CHEAP_EVERYWHERE) peak -= s->weight_grad;
+    bool keeps_all = choice->cheap == CHEAP_NOWHERE && !s->hopeless;
+    if (keeps_all) peak += s->cheap, seconds -= 1;
     if (choice->segment) { /* states before segments of all scans, and within one of one scan */
         peak -= s->scans * s->scan * s->scan_state;
         peak += (s->scans * s->scan / choice->segment + choice->segment) * s->scan_state;
@@ -33,15 +38,17 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     s->last = *size = (plan_size){.peak = peak,
                                   .scan = s->scan,
                                   .reach = peak,
+                                  .keeps_all = keeps_all,
                                   .moments = s->moments,
                                   .states = s->states,
                                   .seconds = seconds,
                                   .caches = choice->param_cache && s->no_cache != 0,
                                   .weight_grad = s->weight_grad > 0};
     size_t at = strlen(s->attempts);
-    snprintf(s->attempts + at, sizeof s->attempts - at, "%s%.0f%s%s%s", s->count++ ? " " : "",
-             100 * choice->kept, choice->param_cache ? "C" : "", choice->overlap ? "O" : "",
-             !choice->cheap_everywhere && s->weight_grad ? "W" : "");
+    snprintf(s->attempts + at, sizeof s->attempts - at, "%s%.0f%s%s%s%s", s->count++ ? " " : "",
+             100 * choice->kept, keeps_all ? "A" : "", choice->param_cache ? "C" : "",
+             choice->overlap ? "O" : "",
+             choice->cheap != CHEAP_EVERYWHERE && s->weight_grad ? "W" : "");
     at = strlen(s->attempts);
     if (choice->segment)
         snprintf(s->attempts + at, sizeof s->attempts - at, "S%lld", (long long)choice->segment);
@@ -49,6 +56,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
 
 static sizes fit(sizes s, int64_t limit) {
     plan_choice first = {.kept = 1, .overlap = true, .param_cache = true};
+    if (s.cheap) first.cheap = CHEAP_NOWHERE;
     plan_fit f = {attempt, &s, limit};
     plan_fit_memory(&f, &first);
     return s;
@@ -57,6 +65,16 @@ static sizes fit(sizes s, int64_t limit) {
 TEST(plan, fits_at_once) {
     sizes s = fit((sizes){.base = 1000}, 1000);
     CHECK_TEXT(s.attempts, "100CO");
+}
+
+/* What is cheap is kept where there is memory for it, and computed again before anything else. */
+TEST(plan, fits_with_all_kept) {
+    sizes s = {.base = 1000, .cheap = 200, .all = 400};
+    CHECK_TEXT(fit(s, 1200).attempts, "100ACO");
+    CHECK_TEXT(fit(s, 1100).attempts, "100ACO 100CO");
+    s.hopeless = true;
+    CHECK_TEXT(fit(s, 1100).attempts, "100CO");
+    CHECK(fit(s, 900).last.peak <= 900 && strncmp(fit(s, 900).attempts, "100CO 0CO", 9) == 0);
 }
 
 /* The peak is linear in what is kept: a few attempts reach the limit within 2 % of what may be

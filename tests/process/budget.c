@@ -39,6 +39,8 @@ static void check_budgets(process_room *room, const char *model, int budgets, bo
     check_budgets_of(room, model, 1, budgets, copies, copies ? 0.9 : 1);
 }
 
+static const char small[] =
+    "\"$ROOT/models/gpt.lua\" layers=3 embed=32 heads=2 seq=64 batch=8 steps=2 sample=0";
 static const char accumulating[] =
     "\"$ROOT/models/gpt.lua\" embed=32 heads=2 seq=64 batch=16 accum=4 steps=2 sample=0";
 
@@ -49,6 +51,17 @@ PROCESS_TEST(memory_budget_of_microbatches) {
     process_result r = process_run(room, 0, "MLUA_HOST_LINK=1000000",
                                    "check %s --device cpu --memory 1.5MiB", pipeline);
     process_expect(&r, "host memory");
+}
+
+static double gathers(process_room *room, const char *environment, const char *model) {
+    process_result r = process_run(room, 0, environment, "check %s --device cpu --json", model);
+    return process_number(r.output, "\"all-gather\":{\"count\":");
+}
+
+/* What ranks gather is kept, or gathered again where memory is short: with the same results. */
+static void check_gathered_again(process_room *room, const char *model) {
+    EXPECT(gathers(room, "MLUA_RECOMPUTE=1", model) > gathers(room, "", model), "%s", model);
+    check_budgets_of(room, model, 2, BUDGETS, false, 1);
 }
 
 static void budgets_of_layouts(process_room *room) {
@@ -64,6 +77,9 @@ static void budgets_of_layouts(process_room *room) {
         check_budgets_of(room,
                          ml_arena_format(room->arena, "%s layers=4 %s", accumulating, layouts[i]),
                          ranks[i], BUDGETS, true, 1);
+    for (int i = 0; i < 2; i++)
+        check_gathered_again(room, ml_arena_format(room->arena, "%s --mesh %s", small,
+                                                   i ? "cp=2 --layout zero=false" : "tp=2"));
 }
 
 TEST(long, budgets_of_layouts) {
@@ -71,11 +87,9 @@ TEST(long, budgets_of_layouts) {
 }
 
 PROCESS_TEST(memory_budget) {
-    static const char gpt[] =
-        "\"$ROOT/models/gpt.lua\" layers=3 embed=32 heads=2 seq=64 batch=8 steps=2 sample=0";
-    check_budgets(room, gpt, FEW, false);
-    check_budgets(room, gpt, BUDGETS, true);
-    check_budgets(room, ml_arena_format(room->arena, "%s --dtype bf16", gpt), FEW, false);
+    check_budgets(room, small, FEW, false);
+    check_budgets(room, small, BUDGETS, true);
+    check_budgets(room, ml_arena_format(room->arena, "%s --dtype bf16", small), FEW, false);
     process_result r =
         process_run(room, 1, "", "check \"$ROOT/models/gpt.lua\" --device h200 --memory 100MiB");
     process_expect(&r, "the program needs");

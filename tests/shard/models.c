@@ -368,11 +368,12 @@ TEST(shard_models, tensor_parallel_traffic) {
     static const char tensor[] = "tp2 params " TP " acts " TP;
     per_layer(tensor, FORWARD, 0, COUNTS(2, 0, 0, 0, 0));
     per_layer(tensor, GRADIENTS, 0, COUNTS(4, 0, 0, 0, 0));
-    /* With sequence parallelism; the inputs of products are gathered again in the backward pass,
-     * and gradients of what acts on parts of the sequence (two gains, a bias) are summed. */
+    /* With sequence parallelism; the inputs of products are gathered once, as is the gradient of
+     * each half, and gradients of what acts on parts of the sequence (two gains, a bias) are
+     * summed. */
     static const char sequence[] = "tp8 params " TP " acts " TP " seq";
     per_layer(sequence, FORWARD, 0, COUNTS(0, 2, 2, 0, 0));
-    per_layer(sequence, GRADIENTS, 0, COUNTS(3, 6, 4, 0, 0));
+    per_layer(sequence, GRADIENTS, 0, COUNTS(3, 4, 4, 0, 0));
 }
 
 TEST(shard_models, data_parallel_traffic) {
@@ -397,7 +398,7 @@ TEST(shard_models, accumulation_traffic) {
     per_layer("dp8 acts batch params embed", MICROBATCH, 0, COUNTS(0, 17, 9, 0, 0));
     per_layer("dp8 acts batch params embed", UPDATE, 0, COUNTS(1, 0, 0, 0, 0));
     /* Gains and a bias, of which each rank sees its part of the sequence. */
-    per_layer("tp8 params " TP " acts " TP " seq", MICROBATCH, 0, COUNTS(0, 6, 4, 0, 0));
+    per_layer("tp8 params " TP " acts " TP " seq", MICROBATCH, 0, COUNTS(0, 4, 4, 0, 0));
     per_layer("tp8 params " TP " acts " TP " seq", UPDATE, 0, COUNTS(3, 0, 0, 0, 0));
 }
 
@@ -459,9 +460,9 @@ TEST(shard_models, scale) {
 TEST(shard_models, context_parallel_traffic) {
     per_layer("cp2 acts heads kv_heads seq", FORWARD, 0, COUNTS(0, 0, 0, 4, 0));
     per_layer("cp2 acts heads kv_heads seq", GRADIENTS, 0, COUNTS(10, 0, 0, 8, 0));
-    /* Causal halves are traded: q and o; o, do and dq in the backward pass. */
+    /* Causal halves are traded: q and o; do and dq in the backward pass. */
     per_layer("cp4 acts seq", FORWARD, 0, COUNTS(0, 2, 0, 0, 0, 2));
-    per_layer("cp4 acts seq", GRADIENTS, 0, COUNTS(10, 4, 2, 0, 0, 5));
+    per_layer("cp4 acts seq", GRADIENTS, 0, COUNTS(10, 2, 2, 0, 0, 4));
     /* k and v too, dk and dv. k and v go around again for the backward pass, with dk and dv. */
     per_layer("cp4 acts seq kv_seq", FORWARD, 0, COUNTS(0, 0, 0, 0, 6, 4));
     per_layer("cp4 acts seq kv_seq", GRADIENTS, 0, COUNTS(10, 0, 0, 0, 20, 9));

@@ -10,7 +10,7 @@
 #include "runtime/ops/attention/attention.h"
 #include "runtime/shard/shard_internal.h"
 
-enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_LSE = 4 };
+enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_O, ATTENTION_LSE };
 
 typedef struct {
     sharder *s;

@@ -10,7 +10,7 @@
  * second one is 2 n - 1 - 2 r. Every rank then has blocks low and 2 n - 1 - low: equal work for
  * all. Results are swapped back. Everything outside of attention keeps the rule's contiguous parts,
  * so that no other op has to know; the price is half of q and o on the network forward (in a ring
- * of k and v too), and half of o, do and dq backward (dk, dv).
+ * of k and v too), and half of do and dq backward (in a ring o, dk and dv).
  *
  * With gathered keys that is one call forward and one backward, on queries that are two pieces with
  * a place each (ml_attention_args).
@@ -248,18 +248,37 @@ static void set_block(halves *h, shard_rows *rows, ml_ref block) {
     rows->size = h->size;
 }
 
-/* The forward pass's statistics are kept as it made them (of low and high rows, or all), unless it
- * is in another program or its parts lay elsewhere. */
-static bool kept_lse(const shard_attention *x, int k, ml_ref part[2]) {
-    ml_ref source = ml_graph_source(x->s->from, x->n, k);
-    if (!x->grad || k != ATTENTION_LSE || ml_graph_node(x->s->from, source)->op != ML_OP_OUT)
-        return false;
-    const shard_value *made = &x->s->values[ml_graph_source(x->s->from, source, 0)];
-    if (!made->kept[0]) return false;
+/* The forward attention, where its gradient may read output `which` of it, its source k, as the
+ * attention made it; NULL where that is in another program or its parts lay elsewhere. */
+static const shard_value *made_by(const shard_attention *x, int k, int which) {
+    const ml_graph *from = x->s->from;
+    ml_ref n = ml_graph_source(from, x->n, k);
+    if (!x->grad) return NULL;
+    if (ml_graph_node(from, n)->op == ML_OP_OUT) {
+        if (ml_graph_args(from, n)[0] != which) return NULL;
+        n = ml_graph_source(from, n, 0);
+    } else if (which != 0) {
+        return NULL;
+    }
+    const shard_value *made = &x->s->values[n];
+    if (ml_graph_node(from, n)->op != ML_OP_ATTENTION || made->output_places == NULL) return NULL;
     for (int i = 0; i < x->s->layout->count; i++)
-        if (!shard_same(made->output_places[1].over[i], x->need[k].over[i])) return false;
+        if (!shard_same(made->output_places[which].over[i], x->need[k].over[i])) return NULL;
+    return made;
+}
+
+/* The forward pass's statistics are kept as it made them, of low and high rows, or all. */
+static bool kept_lse(const shard_attention *x, int k, ml_ref part[2]) {
+    const shard_value *made = k == ATTENTION_LSE ? made_by(x, k, 1) : NULL;
+    if (made == NULL || !made->kept[0]) return false;
     part[0] = made->kept[0], part[1] = made->kept[1];
     return true;
+}
+
+/* Its result is, in two pieces: what is outside of attention can be swapped again from it. */
+static ml_ref kept_pieces(const shard_attention *x, int k) {
+    const shard_value *made = k == ATTENTION_O ? made_by(x, k, 0) : NULL;
+    return made ? made->kept[2] : 0;
 }
 
 static halves trade_queries(shard_attention *x) {
@@ -430,7 +449,8 @@ static ml_ref swap_second_half(shard_attention *x, ml_ref n, ml_axis axis) {
     return ml_concat(x->g, both, 2, axis);
 }
 
-/* q is swapped once, in the forward pass, and kept so for the backward pass. */
+/* q is swapped once, in the forward pass, and with it what attention makes of it is kept so for the
+ * backward pass. */
 static shard_rows queries_in_pieces(shard_attention *x) {
     ml_axis axis = x->args.seq;
     int64_t size = size_along(x, x->sources[Q], axis), ranks = x->s->layout->axis[x->queries].size;
@@ -444,9 +464,8 @@ static shard_rows queries_in_pieces(shard_attention *x) {
             q.of[k] = lse[0];
             continue;
         }
-        again(x, k != Q);
-        q.of[k] = swap_second_half(x, x->sources[k], axis);
-        again(x, false);
+        q.of[k] = kept_pieces(x, k);
+        if (!q.of[k]) q.of[k] = swap_second_half(x, x->sources[k], axis);
     }
     return q;
 }
@@ -454,7 +473,8 @@ static shard_rows queries_in_pieces(shard_attention *x) {
 static void balanced_gathered(shard_attention *x, ml_ref *outputs) {
     shard_rows q = queries_in_pieces(x), k = whole_keys(x);
     shard_attention_call(x, &q, &k, true, false, outputs);
-    if (!x->grad) x->s->values[x->n].kept[0] = outputs[1];
+    shard_value *value = &x->s->values[x->n];
+    if (!x->grad) value->kept[0] = outputs[1], value->kept[2] = outputs[0];
     for (int i = 0; i < (x->grad ? 1 : 2); i++)
         outputs[i] = swap_second_half(x, outputs[i], x->args.seq);
 }
