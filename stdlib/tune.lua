@@ -62,6 +62,13 @@ local function one_gpu(list, results)
   return served, first, problem
 end
 
+-- The report of two stages of a batch of few samples, each a microbatch; nil where the script has no stages.
+local function staged_finely(report)
+  if not report.mesh.pp or not report.axes.batch then return nil end
+  local cut = report.settings.accum and { ("accum=%d"):format(report.axes.batch) } or { "--layout", ("microbatches=%d"):format(report.axes.batch) }
+  return command.report(core.run_program({ command.check(command.joined(cut, { "--mesh", "pp=2" }), ENOUGH) }, 1, 600)[1])
+end
+
 -- What the script computes on one GPU, and how many layers it has.
 local function read_facts()
   local wanted, words = precisions(), {}
@@ -84,8 +91,8 @@ local function read_facts()
     })
   end
   if options.global_batch > 0 and not report.settings.batch then core.fail "--batch: the script has no setting batch" end
-  local staged = command.report(results[#words])
-  local names = {}
+  local staged = command.report(results[#words]) or staged_finely(report)
+  local axes, layers, names = report.axes, staged and staged.layers or 1, {}
   for _, axis in ipairs { "pp", "dp", "ep", "cp", "tp" } do
     if report.mesh[axis] then names[#names + 1] = axis end
   end
@@ -98,8 +105,10 @@ local function read_facts()
       })
     end
   end
+  -- Of the logits, in layers.
+  local share = axes.vocab and axes.embed and 6 * report.tokens * axes.vocab * axes.embed / report.flops or 0
   return {
-    axes = report.axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = staged and staged.layers or 1,
+    axes = axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = layers, head = layers * share / math.max(0.5, 1 - share),
     parameters = report.parameters, tokens = report.tokens, predicted = report.predicted, gpus = options.gpus,
     hosts = options.hosts, memory = core.device().memory_bytes, precisions = served,
   }
@@ -142,6 +151,7 @@ local function plan(batch, facts, seconds)
 end
 
 local function search(facts, list)
+  if options.every then return plan(list, facts, math.huge) end
   local planned, idle = 0, 0
   local jobs = options.processors
   local limit = options.within > 0 and options.within or LIMIT
@@ -159,6 +169,15 @@ local function search(facts, list)
   return #others > 0 and planned + plan(others, facts, 600) or planned
 end
 
+-- Commands to paste ---------------------------------------------------------------------------------------------------------
+
+local function run_command(c, facts)
+  local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu"), candidate_words(c, facts), command.budget())
+  local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
+  if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
+  return command.text(words)
+end
+
 -- Measuring -----------------------------------------------------------------------------------------------------------------
 
 local function median(list)
@@ -166,9 +185,29 @@ local function median(list)
   return list[(#list + 1) // 2]
 end
 
+-- What --results holds, by command: {command =, tokens_per_s =} or {command =, reason =}, an object a line.
+local function read_results()
+  local known, file = {}, options.results and io.open(options.results)
+  if not file then return known end
+  for line in file:lines() do
+    local result = core.json(line)
+    if result and result.command then known[result.command] = result end
+  end
+  file:close()
+  return known
+end
+
+local function add_result(result)
+  if not options.results then return end
+  local file, problem = io.open(options.results, "a")
+  if not file then core.fail("--results: " .. problem) end
+  file:write(core.to_json(result), "\n")
+  file:close()
+end
+
 -- Tokens a second of a candidate that runs here, the median of its last steps; nil and the reason where it does not run.
 local function measure(c, facts)
-  local words = command.joined({ "run", options.script }, command.given(true), candidate_words(c, facts), { "--json", "--quiet" })
+  local words = command.joined({ "run", options.script }, command.given(true), candidate_words(c, facts), command.budget(), { "--json", "--quiet" })
   if facts.gpus > 1 then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
   if facts.settings.steps then words[#words + 1] = ("steps=%d"):format(MEASURED.steps) end
   if facts.settings.sample then words[#words + 1] = "sample=0" end
@@ -183,12 +222,25 @@ local function measure(c, facts)
   return median(table.move(rates, math.max(1, #rates - MEASURED.last + 1), #rates, 1, {}))
 end
 
+-- The same, of the results that are known; else it is measured.
+local function result_of(c, facts, known)
+  local name, device = run_command(c, facts), options.device_name
+  if not known[name] then
+    if device and device ~= "cpu" and device ~= "cuda" then return nil, ("--device %s is for planning: it cannot run here"):format(device) end
+    local rate, reason = measure(c, facts)
+    known[name] = { command = name, tokens_per_s = rate, reason = reason }
+    add_result(known[name])
+  end
+  return known[name].tokens_per_s, known[name].reason
+end
+
 -- The candidates that lead are run one after another; what a run takes corrects the predictions of those that resemble it.
 local function measure_best(facts, list)
+  local known = read_results()
   for _ = 1, options.tries > 0 and options.tries or MEASURED.tries do
     local c = candidates.leading(list)
     if not c then break end
-    local rate, reason = measure(c, facts)
+    local rate, reason = result_of(c, facts, known)
     c.measured, c.unmeasured = rate, not rate and reason or nil
     candidates.correct(list, facts.tokens)
     if not options.json then
@@ -201,13 +253,6 @@ end
 
 -- Output --------------------------------------------------------------------------------------------------------------------
 
-local function run_command(c, facts)
-  local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu"), candidate_words(c, facts))
-  local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
-  if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
-  return command.text(words)
-end
-
 -- Why a candidate is slower than the best: the part of its step that is longer by most.
 local function reason(c, best)
   if best.measured and c.measured then return ("measured %.1f %% slower"):format(100 * (best.measured / c.measured - 1)) end
@@ -215,11 +260,11 @@ local function reason(c, best)
   return ("%.1f %% slower, most of it %s: %.4g ms a step, %.4g of the best"):format(100 * (c.seconds / best.seconds - 1), name, 1e3 * mine, 1e3 * others)
 end
 
--- Which are printed: the best ones, and of each further precision the best.
+-- Which are printed: the best ones, and of each further precision the best; with --every all.
 local function shown(ranked)
   local places, seen = {}, {}
   for i, c in ipairs(ranked) do
-    if i <= SHOWN or not seen[c.precision] then places[#places + 1] = i end
+    if options.every or i <= SHOWN or not seen[c.precision] then places[#places + 1] = i end
     seen[c.precision] = true
   end
   return places
@@ -266,9 +311,11 @@ return function()
   if #list == 0 then
     core.fail(("no layout of %d GPUs divides the model and its batch"):format(facts.gpus), { help = "a batch that more numbers divide, or fewer --gpus" })
   end
+  local all = #list
+  if not options.every then list = candidates.promising(list) end
   local planned = search(facts, list)
   if not best_of(list) then fail_small(list) end
   if options.measure then measure_best(facts, list) end
   local ranked = candidates.ranked(list)
-  if options.json then print_json(facts, ranked, planned, #list) else print_text(facts, ranked, planned, #list) end
+  if options.json then print_json(facts, ranked, planned, all) else print_text(facts, ranked, planned, all) end
 end

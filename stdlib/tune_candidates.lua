@@ -2,8 +2,12 @@
 local candidates = {}
 
 local MOST_TP, MOST_MICRO = 8, 16 -- ranks of tensor parallelism; samples of a microbatch on a rank, in a pipeline
+local CHUNKS = { 2, 3, 4, 6, 8 } -- stages of a rank that interleaves them
 local LAUNCHES = 60e-6 -- seconds of the launches of a layer, forward and backward
 local BESIDE = 0.6 -- share of a link's rate that collectives reach beside computation, and of the computation beside which they run
+local KEPT = 5 -- bytes that a microbatch in flight keeps of each layer, over those of the layer's input
+local TOO_LARGE = 4 -- a candidate that probably does not fit, or cannot be planned, counts as so much slower
+local HOST = 1e11 -- bytes of it that wait in host memory, without stages
 local RESEMBLES = 4 -- how much more a result says of a candidate for each trait that they share
 
 local function divides(n, ...)
@@ -37,6 +41,18 @@ local function link(facts, mesh, axis)
   return math.min(p.link_bytes, p.network_bytes * math.max(1, host // stride))
 end
 
+-- How much longer the slowest of `pp` ranks computes than their mean: each of its `chunks` stages has whole layers, and the last one the
+-- logits too, which take as long as `head` layers.
+local function imbalance(layers, head, pp, chunks)
+  local whole, mean = layers // pp, (layers + head) / pp
+  for _, longest in ipairs { whole, whole + head, whole + 1, whole + 1 + head } do
+    if longest // 1 * (pp - 1) + math.max(0, (longest - head) // 1) >= layers then
+      return math.max(1, longest / mean, chunks * math.ceil(layers / pp / chunks) / mean)
+    end
+  end
+  return 1
+end
+
 -- Seconds of a step, on the hopeful side: products scale perfectly, and a part of the communication is hidden.
 local function estimate(facts, c)
   local mesh, axes, o = c.mesh, facts.axes, c.options
@@ -64,21 +80,24 @@ local function estimate(facts, c)
     exposed = exposed + ((pp > 1 or c.accum > 1) and sums or math.max(0, sums - BESIDE * work))
   end
   local chunks = o.schedule == "interleaved" and (o.chunks or 2) or 1
+  if pp > 1 then work = work * imbalance(facts.layers, facts.head, pp, chunks) end
   local waits = pp > 1 and (pp - 1) / (c.accum * chunks) * (o.schedule == "zero-bubble" and 0.4 or 1) or 0
   return work * (1 + waits) + exposed
 end
 
--- Bytes of a rank, at least: states, and each layer's input of the microbatches that are open.
-local function least_memory(facts, c)
+-- Bytes of a rank: states; and each layer's input of the microbatches that are in flight.
+local function memory_parts(facts, c)
   local mesh, axes, o = c.mesh, facts.axes, c.options
   local pp, dp, ep, cp, tp = mesh.pp or 1, mesh.dp or 1, mesh.ep or 1, mesh.cp or 1, mesh.tp or 1
   local weights = facts.parameters / (tp * pp) / (axes.experts and ep or 1)
   local split = o.zero and dp or 1
   local states = weights * ((o.preset == "fsdp" and 4 / dp or pp > 1 and 4 or 4 / split) + 8 / (o.preset == "fsdp" and dp or split))
+  if o.preset == "fsdp" and not o.reshard then states = states + c.precision.bytes * weights end
   if pp > 1 or c.accum > 1 then states = states + 4 * weights / (o.preset == "fsdp" and dp or 1) end
   local tokens = facts.tokens / (dp * ep * cp * c.accum)
   local open = pp > 1 and math.min(pp, c.accum) or 1
-  return states + facts.layers / pp * tokens * (axes.embed or 1) * c.precision.bytes * open / (o.sp and tp or 1)
+  if o.schedule == "interleaved" then open = math.min(c.accum, open + (pp - 1) / o.chunks) end
+  return states, facts.layers / pp * tokens * (axes.embed or 1) * c.precision.bytes * open / (o.sp and tp or 1)
 end
 
 -- All of them ---------------------------------------------------------------------------------------------------------------
@@ -141,8 +160,9 @@ local function each_option(facts, mesh, use)
   if mesh.ep > 1 then rows[#rows + 1] = { { { "exchange", 1.5 } }, { { "exchange", 2 } }, { { "exchange", 0 } } } end
   if mesh.pp > 1 then
     local ways = { { { "schedule", "1f1b" } }, { { "schedule", "zero-bubble" } } }
-    for chunks = 2, 4, 2 do
-      if mesh.pp * chunks <= facts.layers then ways[#ways + 1] = { { "schedule", "interleaved" }, { "chunks", chunks } } end
+    for _, chunks in ipairs(CHUNKS) do
+      local even = facts.layers % (mesh.pp * chunks) == 0
+      if even or chunks <= 4 and chunks % 2 == 0 and mesh.pp * chunks <= facts.layers then ways[#ways + 1] = { { "schedule", "interleaved" }, { "chunks", chunks } } end
     end
     rows[#rows + 1] = ways
   end
@@ -164,7 +184,7 @@ local function accumulations(facts, mesh, options)
   return out
 end
 
----All layouts that divide the model and its batch, and whose states may fit; the most promising first.
+---All layouts that divide the model and its batch, and whose states may fit.
 function candidates.all(facts)
   local list, batch = {}, facts.axes.batch
   if not batch then return list end
@@ -180,10 +200,10 @@ function candidates.all(facts)
         if sizes.pp > 1 and not facts.settings.accum then layout[#layout + 1] = { "microbatches", accum } end
         for _, precision in ipairs(facts.precisions) do
           local c = { mesh = sizes, layout = layout, options = values, accum = accum, precision = precision }
-          c.least = least_memory(facts, c)
-          if c.least <= facts.memory then
-            c.estimate = estimate(facts, c)
-            c.score = c.estimate
+          local states, inputs = memory_parts(facts, c)
+          if states + inputs <= facts.memory then
+            c.estimate, c.least = estimate(facts, c), states + (mesh.pp > 1 and KEPT * inputs or math.max(inputs, KEPT * inputs - HOST))
+            c.score = c.estimate * (c.least > facts.memory and TOO_LARGE or 1)
             list[#list + 1] = c
           end
         end
@@ -191,11 +211,29 @@ function candidates.all(facts)
     end)
   end)
   for i, c in ipairs(list) do c.number = i end
-  table.sort(list, function(a, b)
-    if a.estimate ~= b.estimate then return a.estimate < b.estimate end
-    return a.number < b.number
-  end)
   return list
+end
+
+local MOST, SMALLEST = 3000, 300 -- candidates that a search looks at
+
+---The most promising ones, and those that need the least memory.
+---@return table[]
+function candidates.promising(list)
+  local out, taken = {}, {}
+  local function take(key, count)
+    local sorted = table.move(list, 1, #list, 1, {})
+    table.sort(sorted, function(a, b)
+      if a[key] ~= b[key] then return a[key] < b[key] end
+      return a.number < b.number
+    end)
+    for i = 1, math.min(count, #sorted) do
+      if not taken[sorted[i]] then out[#out + 1] = sorted[i] end
+      taken[sorted[i]] = true
+    end
+  end
+  take("score", MOST)
+  take("least", SMALLEST)
+  return out
 end
 
 -- What results say -----------------------------------------------------------------------------------------------------------
@@ -231,18 +269,17 @@ local function spread(list, ratio, use)
   end
 end
 
-local TOO_LARGE = 4 -- a candidate that probably does not fit, or cannot be planned, counts as so much slower
-
 ---Correct the estimates of candidates that were not planned by those that were; of `memory` bytes.
 function candidates.learn(list, memory)
-  spread(list, function(c) return c.memory and c.memory / c.least end, function(c, ratio) c.likely = c.least * ratio end)
+  -- What fits uses the memory that there is: it says that no more is needed.
+  spread(list, function(c) return c.memory and (c.fits and math.min(1, c.memory / c.least) or c.memory / c.least) end, function(c, ratio) c.likely = c.least * ratio end)
   spread(list, function(c)
     if not c.done then return nil end
     return c.seconds and c.seconds / c.estimate or TOO_LARGE
   end, function(c, ratio) c.score = c.estimate * ratio * (c.likely and c.likely > memory and TOO_LARGE or 1) end)
 end
 
----The next `count` candidates to plan: half of them of the best meshes, one each. Until something fits these are the meshes that need the
+---The next `count` candidates to plan: half of them of the best meshes, one each. Until something fits the others are those that need the
 ---least memory.
 function candidates.next(list, count, best)
   local rest, out, seen = {}, {}, {}
@@ -255,7 +292,7 @@ function candidates.next(list, count, best)
       return a.number < b.number
     end)
   end
-  sort_by(best and "score" or "least")
+  sort_by "score"
   local function mesh_of(c) return table.concat({ c.mesh.pp, c.mesh.dp, c.mesh.ep, c.mesh.cp, c.mesh.tp, c.precision.name }, " ") end
   for _, c in ipairs(rest) do
     if #out < count // 2 and not seen[mesh_of(c)] then
@@ -264,7 +301,7 @@ function candidates.next(list, count, best)
       c.taken = true
     end
   end
-  if not best then sort_by "score" end
+  if not best then sort_by "least" end
   for _, c in ipairs(rest) do
     if #out < count and not c.taken then out[#out + 1] = c end
     c.taken = nil

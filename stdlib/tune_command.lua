@@ -35,6 +35,13 @@ function command.given(with_device)
   return words
 end
 
+---The budget as a run takes it; empty where none was given.
+---@return string[]
+function command.budget()
+  local gib = core.options().memory
+  return gib > 0 and { "--memory", ("%.9gGiB"):format(gib) } or {}
+end
+
 ---The words of a check that reports as JSON.
 ---@param more string[]
 ---@param memory number GiB; 0: what the device has

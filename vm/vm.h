@@ -57,6 +57,8 @@ typedef struct {
     int64_t within;        /* of tune: seconds of its search; 0: not given */
     int64_t tries;         /* of tune: candidates that --measure runs */
     const char *precision; /* of tune: "any", or names; NULL: not given */
+    const char *results;   /* of tune: the file of what was measured; NULL: none */
+    bool every;            /* of tune: all layouts are planned */
     bool measure, serve;   /* serve: of check and tune: of generation */
     double latency, first; /* of tune --serve: milliseconds at most; 0: any */
     int64_t prompt_tokens; /* of tune --serve: those before `first`; 0: not given */

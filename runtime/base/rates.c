@@ -98,8 +98,9 @@ static const ml_rates a100 = {
     .units = 108, /* data sheet */
     .wide_flops = 15e12,
     .grouped_flops = 200e12,
-    .attention_flops = 200e12,
-    .attention_grad_flops = 160e12,
+    /* Assumed: alone 200e12 and 160e12, in a step as much less as on an H200. */
+    .attention_flops = 171e12,
+    .attention_grad_flops = 136e12,
     .attention_pairs = 0.65e12,
     .attention_grad_pairs = 0.27e12,
     .attention_tile = 128,
@@ -139,8 +140,9 @@ static const ml_rates b200 = {
     .scaled_speed = 1.75, /* assumed: as the H100 */
     .wide_flops = 60e12,
     .grouped_flops = 1400e12,
-    .attention_flops = 1300e12,
-    .attention_grad_flops = 1000e12,
+    /* Assumed: alone 1300e12 and 1000e12, in a step as much less as on an H200. */
+    .attention_flops = 1110e12,
+    .attention_grad_flops = 853e12,
     .attention_pairs = 2e12, /* exponentials became little faster */
     .attention_grad_pairs = 1.2e12,
     .attention_tile = 128,

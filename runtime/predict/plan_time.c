@@ -2,7 +2,8 @@
  *
  * Computation is one stream, and each mesh axis has one of its own for its collectives, as
  * plan/overlap.c assumes. A collective with a ticket runs beside the steps that follow until its
- * WAIT; beside it computation takes longer, by beside_share, for its bytes pass the same memory. */
+ * WAIT; beside it computation takes longer, by beside_share, for its bytes pass the same memory,
+ * and so does the collective, by beside_link; what is left of it at its WAIT runs alone. */
 #include <math.h>
 
 #include "runtime/base/machine.h"
@@ -13,8 +14,10 @@ typedef struct {
     const ml_rates *rates;
     const ml_schedule *s;
     const ml_layout *layout;
-    double now, stream[ML_MAX_MESH], *end; /* end: of collectives, by ticket */
-    double host[2], *host_end;             /* of copies to the host and back */
+    /* Until when the collectives of each mesh axis last, and each one by its ticket, were there
+     * computation beside them all that time; and how much earlier it is because there was none. */
+    double now, stream[ML_MAX_MESH], *end, early[ML_MAX_MESH];
+    double host[2], *host_end; /* of copies to the host and back */
     ml_prediction *out;
 } replay;
 
@@ -24,18 +27,32 @@ static void wait_until(replay *r, double when, double *waited) {
     r->now = when;
 }
 
+static double beside_link(const replay *r) {
+    return r->rates->beside_link > 0 ? r->rates->beside_link : 1;
+}
+
+/* For collectives of a mesh axis, which nothing delays meanwhile. */
+static void wait_for(replay *r, int axis, double end) {
+    double left = end - r->early[axis] - r->now;
+    if (left <= 0) return;
+    r->early[axis] += left * (1 - beside_link(r));
+    wait_until(r, r->now + left * beside_link(r), &r->out->exposed);
+}
+
 static void collective(replay *r, const ml_collective_step *c, uint32_t launch) {
-    double *stream = &r->stream[c->mesh_axis];
+    int axis = c->mesh_axis;
     bool begins = c->ticket == 0 || c->launch != launch;
-    double seconds = predict_collective(r->rates, r->s->target, r->layout, c->mesh_axis, c->ranks,
+    double seconds = predict_collective(r->rates, r->s->target, r->layout, axis, c->ranks,
                                         ml_step_sent(c), begins);
-    if (c->ticket && r->rates->beside_link > 0) seconds /= r->rates->beside_link;
-    *stream = (*stream > r->now ? *stream : r->now) + seconds;
+    double *stream = &r->stream[axis], now = r->now + r->early[axis];
+    if (c->ticket == 0) {
+        wait_for(r, axis, *stream);
+        wait_until(r, r->now + seconds, &r->out->exposed);
+    } else {
+        seconds /= beside_link(r);
+        r->end[c->ticket] = *stream = (*stream > now ? *stream : now) + seconds;
+    }
     r->out->sent += seconds;
-    if (c->ticket == 0)
-        wait_until(r, *stream, &r->out->exposed);
-    else
-        r->end[c->ticket] = *stream;
 }
 
 /* A copy between the device and the host, in the stream of its direction. */
@@ -52,7 +69,10 @@ static void host_copy(replay *r, const ml_host_copy *c) {
 static void compute(replay *r, uint32_t at) {
     predict_kind kind = PREDICT_SIMPLE;
     double seconds = predict_step(r->rates, r->s, r->layout, at, &kind), busy = r->now;
-    for (int i = 0; i < ML_MAX_MESH; i++) busy = r->stream[i] > busy ? r->stream[i] : busy;
+    for (int i = 0; i < ML_MAX_MESH; i++) {
+        double until = r->stream[i] - r->early[i];
+        busy = until > busy ? until : busy;
+    }
     double beside = busy - r->now, slow = 1 + r->rates->beside_share;
     if (beside > seconds * slow) beside = seconds * slow;
     seconds += beside * (1 - 1 / slow);
@@ -85,14 +105,14 @@ static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *ar
             if (step->host_copy)
                 wait_until(&r, r.host_end[step->host_copy->ticket], &out->held);
             else
-                wait_until(&r, r.end[step->collective->ticket], &out->exposed);
+                wait_for(&r, step->collective->mesh_axis, r.end[step->collective->ticket]);
         } else if (step->kind == ML_STEP_HOST_COPY) {
             host_copy(&r, step->host_copy);
         } else {
             compute(&r, i);
         }
     }
-    for (int i = 0; i < ML_MAX_MESH; i++) wait_until(&r, r.stream[i], &out->exposed);
+    for (int i = 0; i < ML_MAX_MESH; i++) wait_for(&r, i, r.stream[i]);
     out->seconds += r.now;
 }
 

@@ -82,6 +82,8 @@ static void push_tune(lua_State *L, const vm_options *o) {
     vm_set_number(L, "memory", o->memory);
     vm_set_boolean(L, "measure", o->measure);
     vm_set_string(L, "precision", o->precision);
+    vm_set_string(L, "results", o->results);
+    vm_set_boolean(L, "every", o->every);
     vm_set_boolean(L, "serve", o->serve);
     vm_set_number(L, "latency", o->latency);
     vm_set_number(L, "first", o->first);

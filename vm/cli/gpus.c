@@ -40,6 +40,9 @@ const ml_gpu *gpu_of_machine(void) {
     return result;
 }
 
+/* What a GPU's rank may pin. Assumed: hosts of eight with 2 TiB, half of which may be pinned. */
+static const int64_t HOST_MEMORY = (int64_t)128 << 30;
+
 void gpu_target(const ml_gpu *gpu, ml_target *target) {
     *target = (ml_target){.kind = ML_TARGET_CUDA,
                           .arch = gpu->arch,
@@ -49,5 +52,6 @@ void gpu_target(const ml_gpu *gpu, ml_target *target) {
                           .memory_bytes = (int64_t)(gpu->memory_gib * (1 << 30)),
                           .link_bytes = ml_machine_link(gpu->arch, gpu->nvlink),
                           .host_bytes = ml_machine_host(gpu->arch),
+                          .host_memory = HOST_MEMORY,
                           .longest_materialized = ML_CUDA_MATERIALIZED};
 }

@@ -218,6 +218,11 @@ static const option option_table[] = {
      "run the best on this machine for a few steps each, and choose by what that measures; of "
      "serve: answer nothing, measure steps of --slots texts, and end. It needs no --from"},
     {"--tries", "N", COUNT(tries, 1), FOR_TUNE, "how many --measure runs (default 5)"},
+    {"--results", "FILE", TEXT(results), FOR_TUNE,
+     "of --measure: add what each run measured, a line as soon as it is known; runs that FILE has "
+     "are not made again"},
+    {"--every", NULL, FLAG(every), FOR_TUNE,
+     "plan every layout, however long that takes, and print all that fit"},
     {"-n", "RANKS", OWN(parse_ranks), FOR_RUN | FOR_DOCTOR | FOR_GENERATE | FOR_SERVE | FOR_EXPORT,
      "ranks to start on this host (default 1)"},
     {"--profile", "FILE.json", TEXT(profile), FOR_RUN,
@@ -447,6 +452,12 @@ int options_of_tune(vm_options *o) {
     }
     if (o->tries && !o->measure)
         return usage_error("--tries says how many --measure runs, and nothing asks for that");
+    if (o->results && !o->measure)
+        return usage_error("--results takes what --measure runs, and nothing asks for that");
+    if (o->serve && (o->results || o->every))
+        return usage_error("--serve has neither --results nor --every");
+    if (o->every && o->within)
+        return usage_error("--every plans all layouts; --within bounds a search");
     if (!o->serve && (o->latency > 0 || o->first > 0 || o->prompt_tokens || o->from))
         return usage_error("--latency, --first, --prompt-tokens and --from belong to --serve");
     if (o->serve && o->global_batch)
