@@ -102,6 +102,24 @@ PROCESS_TEST(tune_fits_memory) {
     process_expect(&r, "no layout fits: the smallest that was planned needs ");
 }
 
+/* What --results holds is not run again, and decides; a command has the budget. */
+PROCESS_TEST(tune_results) {
+    const char *const small = "\"$ROOT/models/gpt.lua\" layers=1 embed=64 heads=2 vocab=64 seq=64 "
+                              "sample=0 --gpus 2 --device h200 --memory 8GiB --batch 2 --json";
+    process_result r = process_run(room, 0, "", "tune %s --every", small);
+    CHECK(process_number(r.output, "\"layouts\":") == process_number(r.output, "\"planned\":"));
+    const char *third = r.output;
+    for (int i = 0; i < 3; i++) CHECK((third = strstr(third + 1, "\"command\":\"")) != NULL);
+    char *command = quoted(room, third, "\"command\":\"");
+    CHECK(strstr(command, " --memory 8GiB") != NULL);
+    process_write(
+        room, "results.jsonl",
+        ml_arena_format(room->arena, "{\"command\": \"%s\", \"tokens_per_s\": 1e12}\n", command));
+    r = process_run(room, 0, "", "tune %s --every --measure --results results.jsonl", small);
+    CHECK_TEXT(command, quoted(room, r.output, "\"command\":\""));
+    CHECK(process_number(r.output, "\"measured\":") == 1e12);
+}
+
 PROCESS_TEST(tune_errors) {
     process_result r = process_run(room, 2, "", "tune %s", MODEL);
     process_expect(&r, "tune needs the number of GPUs");
@@ -109,6 +127,8 @@ PROCESS_TEST(tune_errors) {
     process_expect(&r, "cannot open nothing.lua");
     r = process_run(room, 2, "", "tune %s --gpus 2 --tries 3", MODEL);
     process_expect(&r, "--tries says how many --measure runs");
+    r = process_run(room, 2, "", "tune %s --gpus 2 --results r.jsonl", MODEL);
+    process_expect(&r, "--results takes what --measure runs");
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision bf16,bf17", MODEL);
     process_expect(&r, "--precision: there is no dtype \"bf17\" here");
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision any --dtype f16",
@@ -142,4 +162,22 @@ static void tune_large(process_room *room) {
 
 TEST(long, tune_of_175_billion) {
     process_in_room(tune_large);
+}
+
+/* What is predicted of the layouts by hand in tests/predicted.py: 39,242 and 118,337 tokens/s. */
+static void tune_published(process_room *room) {
+    process_result r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/gpt.lua\" layers=96 embed=12288 heads=96 vocab=131072 seq=4096 "
+        "sample=0 --batch 1152 --gpus 96 --device h100 --json --within 20");
+    CHECK(process_number(r.output, "\"tokens_per_s\":") > 39242);
+    r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/gpt.lua\" layers=105 embed=20480 heads=128 vocab=51200 seq=2048 "
+        "sample=0 --batch 2520 --gpus 2520 --device a100 --json --within 20");
+    CHECK(process_number(r.output, "\"tokens_per_s\":") > 118337);
+}
+
+TEST(long, tune_of_published) {
+    process_in_room(tune_published);
 }
