@@ -11,6 +11,8 @@
 /* A node that the roots reach. */
 typedef struct {
     ml_ref node;
+    ml_ref rule;      /* the node whose rule gives its sources their gradients: it, or the one that
+                         it was made in place of, where one of wrt is between (op_interface.h) */
     bool needs;       /* a gradient with respect to it is wanted, or leads to one */
     ml_ref *gradient; /* what its users gave so far, for each of its outputs; 0 none */
     int outputs;
@@ -53,7 +55,7 @@ static int descending(const void *a, const void *b) {
 static void reach(tape *t, ml_ref node) {
     if (find(t, node)) return;
     entry *e = ML_PUSH(t->scratch, &t->entries);
-    e->node = node;
+    e->node = e->rule = node;
     e->outputs = ml_op_outputs(t->graph, node);
     e->gradient = ML_NEW_ARRAY(t->scratch, ml_ref, e->outputs);
     ml_index_add(&t->index, hash_of(node), t->entries.count - 1);
@@ -65,12 +67,39 @@ static bool contains(const ml_ref *list, int count, ml_ref node) {
     return false;
 }
 
+/* Whether one of wrt is computed of sources of `node` on the way to `at`, itself included. */
+static bool wanted_between(const ml_graph *g, const product *p, ml_ref at, ml_ref node) {
+    const int count = ml_graph_node(g, at)->source_count;
+    if (contains(ml_graph_sources(g, node), ml_graph_node(g, node)->source_count, at)) return false;
+    if (contains(p->wrt, p->wrt_count, at)) return true;
+    for (int i = 0; i < count; i++)
+        if (wanted_between(g, p, ml_graph_source(g, at, i), node)) return true;
+    return false;
+}
+
+static ml_ref rule_of(ml_graph *g, const product *p, ml_ref node) {
+    const ml_op_interface *own = ml_op_interfaces[ml_graph_node(g, node)->op];
+    const ml_ref before = own && own->before ? own->before(g, node) : 0;
+    for (int i = 0; before && i < ml_graph_node(g, before)->source_count; i++)
+        if (wanted_between(g, p, ml_graph_source(g, before, i), node)) return before;
+    return node;
+}
+
+/* Whether a gradient with respect to a computed value is wanted. */
+static bool wants_inner(const ml_graph *g, const product *p) {
+    for (int i = 0; i < p->wrt_count; i++)
+        if (ml_graph_node(g, p->wrt[i])->source_count > 0) return true;
+    return false;
+}
+
 /* Collect what the roots reach, users before their sources. */
 static void collect(tape *t, const product *p) {
+    const bool inner = wants_inner(t->graph, p);
     for (int i = 0; i < p->root_count; i++) reach(t, p->roots[i]);
     for (uint32_t next = 0; next < t->entries.count; next++) {
         ml_ref node = t->entries.at[next].node;
         if (p->stop_at_wrt && contains(p->wrt, p->wrt_count, node)) continue;
+        if (inner) node = t->entries.at[next].rule = rule_of(t->graph, p, node);
         int count = ml_graph_node(t->graph, node)->source_count;
         for (int i = 0; i < count; i++) reach(t, ml_graph_source(t->graph, node, i));
     }
@@ -94,10 +123,10 @@ static void mark_needs(tape *t, const product *p) {
         entry *e = &t->entries.at[i];
         bool several = ml_ops[ml_graph_node(t->graph, e->node)->op].outputs != 1;
         if (e->needs || !(several || is_float(t->graph, e->node))) continue;
-        const ml_node *node = ml_graph_node(t->graph, e->node);
+        const ml_node *node = ml_graph_node(t->graph, e->rule);
         if (node->op == ML_OP_STOP_GRADIENT) continue;
         for (int s = 0; s < node->source_count && !e->needs; s++) {
-            entry *source = find(t, ml_graph_source(t->graph, e->node, s));
+            entry *source = find(t, ml_graph_source(t->graph, e->rule, s));
             e->needs = source && source->needs;
         }
     }
@@ -439,7 +468,7 @@ static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *g
         if (ml_graph_node(g, e->node)->source_count == 0) continue;
         ml_origin origin = *ml_graph_origin(g, e->node);
         ml_graph_set_origin(g, &origin);
-        apply_rule(&t, e->node, e->gradient);
+        apply_rule(&t, e->rule, e->gradient);
     }
     for (int i = 0; i < p->wrt_count; i++) {
         entry *e = find(&t, p->wrt[i]);

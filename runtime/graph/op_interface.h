@@ -32,6 +32,9 @@ typedef struct {
     /* Adds the gradients of n's operands (gradient.h), from those of its outputs, 0 where there is
      * none. gradient_of_definition serves ops that have a definition. */
     void (*gradient)(struct tape *t, ml_ref n, const ml_ref *cotangents);
+    /* The node that n was made in place of, as n computes itself what that one reads: gradients
+     * with respect to what it reads are its own. 0: there is none; NULL: never. */
+    ml_ref (*before)(ml_graph *g, ml_ref n);
     /* n by other ops: its outputs. NULL: it has no definition but `evaluate`. */
     void (*define)(ml_graph *g, ml_ref n, ml_ref *outputs);
     /* Whether ml_decompose replaces n by that, attention over up to `longest` keys; NULL: never. */

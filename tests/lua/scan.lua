@@ -175,6 +175,24 @@ do -- the plan does not grow with the length
   end
 end
 
+-- Gradients with respect to inputs that the step computes itself, of what they are computed of.
+do
+  local C = m.axes { seq = 9, e = 3 }
+  local inputs = { x = { C.seq, C.e }, z = { C.seq, C.e } }
+  local f = m.compile(function(i)
+    local moved, product = i.x - 0.5, i.x * i.z
+    local y = m.scan(function(s, t) local h = s * 0.5 + t.moved * t.product; return h, h end,
+      { axis = "seq", state = m.zeros { C.e }, inputs = { moved = moved, product = product } })
+    local loss = (y * y):sum()
+    local g = m.grad(loss, { i.x, i.z, moved, product })
+    return { x = g[1], z = g[2], x_by_parts = g[3] + g[4] * i.z, z_by_parts = g[4] * i.x, size = (g[3] * g[3]):sum() }
+  end, inputs)
+  local out = f { x = fill(inputs.x, 1), z = fill(inputs.z, 2) }
+  check.equal(out.size > 0.01, true, "a gradient")
+  check.all(out.x_by_parts, out.x, 1e-5, "by parts: x")
+  check.all(out.z_by_parts, out.z, 1e-5, "by parts: z")
+end
+
 -- What a script gets wrong.
 local state = m.state { name = "w", axes = { A.h }, dtype = "f32", init = 0 }
 local function refused(text, step, options)

@@ -51,6 +51,7 @@ const ml_op_interface ml_interface_RECURRENCE = {
     .output_type = ml_recurrence_type,
     .print = print,
     .gradient = recurrence_gradient,
+    .before = recurrence_before,
     .evaluate_all = recurrence_evaluate,
     .flops = flops,
     .recomputes = 4,

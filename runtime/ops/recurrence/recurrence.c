@@ -351,6 +351,16 @@ ml_ref ml_recurrence_new(ml_graph *g, const ml_recurrence_step *step) {
     return recurrence_sink(g, n, &sunk) ? new_node(g, &sunk) : n;
 }
 
+/* Equal nodes are one node: what becomes n again. */
+ml_ref recurrence_before(ml_graph *g, ml_ref n) {
+    ml_recurrence_step sunk;
+    for (ml_ref of = n; of-- > 1;)
+        if (ml_graph_node(g, of)->op == ML_OP_RECURRENCE && recurrence_sink(g, of, &sunk) &&
+            new_node(g, &sunk) == n)
+            return of;
+    return 0;
+}
+
 /* ---- The step as a graph ---- */
 
 typedef struct {

@@ -90,6 +90,8 @@ bool recurrence_segment_axes(const ml_graph *g, ml_axis axis, ml_axis *whole, ml
 /* The same recurrence with inputs computed in the step that cost less than they move; false where
  * there are none (recurrence/sink.c). */
 bool recurrence_sink(ml_graph *g, ml_ref n, ml_recurrence_step *out);
+/* The recurrence that n was made of by that; 0: none. */
+ml_ref recurrence_before(ml_graph *g, ml_ref n);
 
 /* The slope and offset of one state's next value in max-plus (recurrence/max_plus.c). */
 bool recurrence_max_plus(ml_graph *g, const ml_recurrence_step *step, int state, ml_ref *slope,
