@@ -65,7 +65,6 @@ bool ml_inst_reduces_row(const ml_inst *inst);    /* its result is a ROW value o
 bool ml_inst_reduces_partly(const ml_inst *inst); /* COLUMN or ALL: a further kernel finishes it */
 
 typedef struct {
-    uint32_t value; /* id of the ml_value it points to (lower.h) */
     uint8_t dtype;
     bool written;
     int64_t stride[ML_MAX_LOOPS]; /* elements, by loop */

@@ -234,19 +234,64 @@ static void commit_reduction(lowering *l, lower_group *group) {
     fuse_reorder(group, order);
 }
 
-lower_group fuse_single(lowering *l, const lower_root *root) {
+/* The kernel for a root alone as it was found for one that is alike. */
+typedef struct {
+    lower_group group;
+    ml_scope scope;
+    lower_index *index;
+    uint32_t *number; /* of the nodes of its accesses */
+} single;
+
+static void *copy_of(lowering *l, const void *from, size_t bytes) {
+    void *copy = ml_arena_alloc(l->scratch, bytes);
+    if (bytes > 0) memcpy(copy, from, bytes);
+    return copy;
+}
+
+static void note_single(lowering *l, const lower_group *group) {
+    const lower_root *own = &group->roots.at[0];
+    const uint32_t count = group->accesses.count;
+    single *known = ML_NEW(l->scratch, single);
+    known->group = *group;
+    known->scope = (ml_scope)own->scope;
+    known->index = copy_of(l, own->index, sizeof *own->index * own->space.rank);
+    known->number = ML_NEW_ARRAY(l->scratch, uint32_t, count + 1);
+    lower_access *accesses = copy_of(l, group->accesses.at, sizeof(lower_access) * count);
+    known->group.accesses.at = accesses;
+    for (uint32_t i = 0; i < count; i++) {
+        known->number[i] = l->number[accesses[i].node];
+        accesses[i].index = copy_of(l, accesses[i].index, sizeof(lower_index) * accesses[i].rank);
+    }
+    alike_add(l, &l->singles, known);
+}
+
+/* `own` is of the root in hand. */
+static lower_group single_again(lowering *l, const single *known, lower_root *own) {
+    lower_group group = known->group;
+    group.node = own->node;
+    group.roots.at = own;
+    own->scope = (uint8_t)known->scope;
+    memcpy(own->index, known->index, sizeof *own->index * own->space.rank);
+    ml_arena_reset(l->work);
+    group.accesses.at = ML_NEW_ARRAY(l->work, lower_access, group.accesses.count);
+    for (uint32_t i = 0; i < group.accesses.count; i++) {
+        group.accesses.at[i] = known->group.accesses.at[i];
+        group.accesses.at[i].node = l->numbered.at[known->number[i] - 1];
+    }
+    return group;
+}
+
+static lower_group find_single(lowering *l, lower_root *own) {
     lower_group group;
     memset(&group, 0, sizeof group);
-    group.node = root->node;
-    lower_root *own = group.roots.at = &l->single; /* of the one root in hand at a time */
+    group.node = own->node;
+    group.roots.at = own;
     group.roots.count = group.roots.capacity = 1;
-    *own = *root;
-    own->index = l->single_index;
-    for (int i = 0; i < root->space.rank; i++) {
+    for (int i = 0; i < own->space.rank; i++) {
         own->index[i] = fuse_index_zero();
-        if (root->space.size[i] == 1) continue;
+        if (own->space.size[i] == 1) continue;
         own->index[i].coef[group.digits] = 1;
-        group.size[group.digits++] = root->space.size[i];
+        group.size[group.digits++] = own->space.size[i];
     }
     lower_builder b;
     for (;;) {
@@ -256,11 +301,24 @@ lower_group fuse_single(lowering *l, const lower_root *root) {
         fuse_refine(&group, b.refine_digit, b.refine_inner);
     }
     group.accesses.at = b.access.at;
-    group.accesses.count = b.access.count;
-    group.accesses.capacity = b.access.capacity;
+    group.accesses.count = group.accesses.capacity = b.access.count;
     group.insts = (int)b.inst.count + 1;
     if (own->kind == LOWER_ROOT_REDUCE || own->kind == LOWER_ROOT_FINISH)
         commit_reduction(l, &group);
+    return group;
+}
+
+lower_group fuse_single(lowering *l, const lower_root *root) {
+    lower_root *own = &l->single; /* of the one root in hand at a time */
+    *own = *root;
+    own->index = NULL;
+    alike_begin(l);
+    alike_root(l, own);
+    const single *known = alike_find(l, &l->singles);
+    own->index = l->single_index;
+    if (known != NULL) return single_again(l, known, own);
+    lower_group group = find_single(l, own);
+    note_single(l, &group);
     return group;
 }
 

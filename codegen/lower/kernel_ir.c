@@ -27,7 +27,7 @@ static ml_level all_level(const emission *e, const ml_inst *inst) {
     for (uint32_t w = 0; w < e->writes.count; w++) {
         const lower_root *root = &e->group->roots.at[e->writes.at[w].root];
         if (!e->writes.at[w].partial || root->scope != ML_SCOPE_ALL) continue;
-        if (e->operands.at[inst->operand].value != e->writes.at[w].value) continue;
+        if (e->values.at[inst->operand] != e->writes.at[w].value) continue;
         for (int i = 0; i < root->space.rank; i++)
             if (uses_columns(e, root->index[i].coef)) return ML_LEVEL_ELEMENT;
     }
@@ -360,9 +360,9 @@ static bool same_elements(const ml_kernel_ir *ir, const ml_operand *a, const ml_
 
 static bool read_once(const emission *e, int read) {
     const ml_schedule *s = e->l->s;
-    uint32_t storage = s->values.at[e->operands.at[read].value].storage;
+    uint32_t storage = s->values.at[e->values.at[read]].storage;
     for (int o = 0; o < e->reads; o++)
-        if (o != read && s->values.at[e->operands.at[o].value].storage == storage) return false;
+        if (o != read && s->values.at[e->values.at[o]].storage == storage) return false;
     return true;
 }
 
@@ -373,8 +373,8 @@ uint64_t *lower_aliases(const emission *e, const ml_kernel_ir *ir) {
         int phase = store_phase(e, write);
         for (int read = 0; read < e->reads && phase >= 0; read++) {
             int last = last_read(e, read);
-            const ml_value *from = &s->values.at[ir->operand[read].value];
-            const ml_value *to = &s->values.at[ir->operand[write].value];
+            const ml_value *from = &s->values.at[e->values.at[read]];
+            const ml_value *to = &s->values.at[e->values.at[write]];
             /* a row's value is loaded by many threads: all have it only after a reduction */
             int first = e->group->committed && !uses_columns(e, e->operands.at[read].stride);
             bool fits = last >= 0 && last + first <= phase && read_once(e, read) &&
@@ -390,9 +390,8 @@ uint64_t *lower_aliases(const emission *e, const ml_kernel_ir *ir) {
 /* --- cost and identity --- */
 
 /* Elements of an operand that loads at computed indices reach: each once at most. */
-static int64_t gathered(const ml_schedule *s, const ml_kernel_ir *ir, int operand, double rows,
+static int64_t gathered(const ml_value *value, const ml_kernel_ir *ir, int operand, double rows,
                         double elements) {
-    const ml_value *value = &s->values.at[ir->operand[operand].value];
     double most = (double)ml_type_elements(&value->type), reached = 0;
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
@@ -405,9 +404,10 @@ static int64_t gathered(const ml_schedule *s, const ml_kernel_ir *ir, int operan
 
 /* Which part of an operand's elements is also of operand `other`, which reads the same memory by
  * the same strides from elsewhere on: taps of a convolution. */
-static double also_of(const ml_schedule *s, const ml_kernel_ir *ir, int operand, int other) {
+static double also_of(const ml_schedule *s, const ml_kernel_ir *ir, const uint32_t *values,
+                      int operand, int other) {
     const ml_operand *a = &ir->operand[operand], *b = &ir->operand[other];
-    const ml_value *here = &s->values.at[a->value], *there = &s->values.at[b->value];
+    const ml_value *here = &s->values.at[values[operand]], *there = &s->values.at[values[other]];
     int64_t apart = here->offset - there->offset;
     double share = 1;
     if (here->storage != there->storage || a->written || b->written || a->dtype != b->dtype ||
@@ -436,12 +436,13 @@ void lower_describe_ir(const ml_schedule *s, const ml_kernel_ir *ir, ml_step *st
         step->flops += ml_ops[inst->op].flops * (element ? elements : rows);
     }
     for (int o = 0; o < ir->operand_count; o++) {
-        int64_t touched = 1, computed = gathered(s, ir, o, rows, elements);
+        int64_t touched = 1, computed;
+        computed = gathered(&s->values.at[step->values[o]], ir, o, rows, elements);
         for (int i = 0; i < ir->loop_count; i++)
             if (ir->operand[o].stride[i] != 0) touched *= ir->size[i];
         double again = 0;
         for (int before = 0; before < o && computed <= 0; before++)
-            again = fmax(again, also_of(s, ir, o, before));
+            again = fmax(again, also_of(s, ir, step->values, o, before));
         touched = computed > 0 ? computed : (int64_t)((1 - again) * (double)touched);
         step->bytes += touched * ml_dtypes[ir->operand[o].dtype].bytes;
     }

@@ -238,7 +238,8 @@ ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target 
 void ml_lower_verify(const ml_schedule *s);
 /* Steps, operands and the IR of kernels as text: for MLUA_DEBUG=3 and golden tests. */
 void ml_lower_print(const ml_schedule *s, ml_text *out);
-void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out);
+/* With the values of a step of it; NULL: none. */
+void ml_kernel_ir_print(const ml_kernel_ir *ir, const ml_step *step, ml_text *out);
 const char *ml_step_kind_name(ml_step_kind kind); /* "kernel", "gemm", ... */
 /* What a step does, for people: its kernel's label ("sum+mul"), else the name of its kind. */
 const char *ml_step_label(const ml_step *step);

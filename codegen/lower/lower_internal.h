@@ -120,6 +120,17 @@ typedef struct {
     uint32_t value, group;
 } lower_pack; /* a copy of a library's operand */
 
+/* What was made for groups, by the words that describe them (alike.c). */
+typedef struct {
+    const uint64_t *words;
+    uint32_t count;
+    void *result;
+} lower_alike_entry;
+typedef struct {
+    ml_index index;
+    ML_VEC(lower_alike_entry) entries;
+} lower_alike;
+
 typedef struct {
     const ml_graph *g;
     const ml_roots *roots;
@@ -145,7 +156,12 @@ typedef struct {
     uint32_t scalar_group;    /* a recent kernel without loops */
     uint32_t finish_group[4]; /* recent kernels that add up partial results */
     int finish_next;
-    ml_index kernels; /* distinct kernels by structure */
+    ML_VEC(uint64_t) words; /* alike.c: that describe the group at hand */
+    ML_VEC(ml_ref) numbered; /* its nodes */
+    uint32_t *number;        /* by node: its place among these, from 1; 0: it is not */
+    lower_alike singles;     /* kernels for a root alone (fuse_space.c) */
+    lower_alike made;        /* kernels (kernel.c) */
+    ml_index kernels;        /* distinct kernels by structure */
     ML_VEC(const ml_kernel_ir *) distinct;
     ML_VEC(ml_kernel *) distinct_kernels;
 } lowering;
@@ -176,6 +192,14 @@ void layout_choose(lowering *l);
 /* concat.c: which parts are written in place; and CONCATs in the memory of their parts */
 void concat_place_parts(lowering *l);
 void concat_share_memory(lowering *l);
+
+/* alike.c: describe a group, then look for what was made for one that is alike, or note it. A node
+ * of that has the number of the node of this one in its place. */
+void alike_begin(lowering *l);
+void alike_word(lowering *l, uint64_t word);
+void alike_root(lowering *l, const lower_root *root); /* its index may be NULL: not known yet */
+void *alike_find(const lowering *l, const lower_alike *known); /* NULL: nothing */
+void alike_add(lowering *l, lower_alike *known, void *result);
 
 /* fuse.c: roles */
 void fuse_roles(lowering *l);

@@ -8,6 +8,7 @@ static void prepare(lowering *l) {
     l->info = ML_NEW_ARRAY(l->scratch, lower_info, l->count + 1);
     l->first_user = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 2);
     l->stamp = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
+    l->number = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     l->kernels.arena = l->pack_index.arena = l->scratch;
     for (uint32_t n = 0; n < l->count; n++)
         l->info[n].value = l->info[n].storage = l->info[n].partial_value = LOWER_NONE;

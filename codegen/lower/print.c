@@ -45,16 +45,19 @@ static void print_inst(const ml_kernel_ir *ir, int i, ml_text *out) {
     ml_text_add(out, "\n");
 }
 
-void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out) {
+void ml_kernel_ir_print(const ml_kernel_ir *ir, const ml_step *step, ml_text *out) {
     ml_text_add(out, "  rows");
     for (int i = 0; i < ir->loop_count; i++)
         ml_text_add(out, "%s %lld", i == ir->row_loops ? " columns" : "", (long long)ir->size[i]);
     if (ir->chunks) ml_text_add(out, " chunks %lld", (long long)ir->chunks);
     ml_text_add(out, " phases %d\n", ir->phases);
-    for (int o = 0; o < ir->operand_count; o++) {
+    for (int o = 0, written = 0; o < ir->operand_count; o++) {
         const ml_operand *operand = &ir->operand[o];
-        ml_text_add(out, "    p%d %s %s v%u strides", o, operand->written ? "writes" : "reads",
-                    ml_dtypes[operand->dtype].name, operand->value);
+        ml_text_add(out, "    p%d %s %s", o, operand->written ? "writes" : "reads",
+                    ml_dtypes[operand->dtype].name);
+        int at = operand->written && step != NULL ? step->read_count + written++ : o;
+        if (step != NULL) ml_text_add(out, " v%u", step->values[at]);
+        ml_text_add(out, " strides");
         for (int i = 0; i < ir->loop_count; i++)
             ml_text_add(out, " %lld", (long long)operand->stride[i]);
         ml_text_add(out, "\n");
@@ -121,8 +124,8 @@ void ml_lower_print(const ml_schedule *s, ml_text *out) {
                         step->gemm->accumulate                     ? " accumulates"
                         : step->gemm->epilogue == ML_EPILOGUE_BIAS ? " bias"
                                                                    : "");
-        if (step->ir != NULL) ml_kernel_ir_print(step->ir, out);
+        if (step->ir != NULL) ml_kernel_ir_print(step->ir, step, out);
         if (step->few_rows != NULL && step->few_rows->computes != NULL)
-            ml_kernel_ir_print(step->few_rows->computes, out);
+            ml_kernel_ir_print(step->few_rows->computes, NULL, out);
     }
 }

@@ -52,8 +52,7 @@ static void verify_operands(const verifier *v, const ml_step *step) {
     require(v, ir->operand_count == step->read_count + step->write_count, "operands are missing");
     for (int o = 0; o < ir->operand_count; o++) {
         const ml_operand *operand = &ir->operand[o];
-        const ml_value *value = &v->s->values.at[operand->value];
-        require(v, operand->value == step->values[o], "operands and values differ");
+        const ml_value *value = &v->s->values.at[step->values[o]];
         require(v, operand->written == (o >= step->read_count), "reads must come before writes");
         require(v, operand->dtype == value->type.dtype, "an operand has another dtype");
         if (v->s->target->kind == ML_TARGET_CUDA)
