@@ -85,10 +85,15 @@ static uint32_t first_conflict(const batches *b, uint32_t t) {
     return first;
 }
 
-/* What other streams wait for does not move, and nothing moves past it. */
-static bool is_fixed(const batches *b, uint32_t t) {
+/* What other streams wait for does not move, and nothing moves past it. What is waited for does not
+ * move either; but small kernels pass it, which are no work to do meanwhile. */
+static bool is_fixed(const batches *b, uint32_t t, bool small) {
     ml_step_kind kind = b->s->steps.at[t].kind;
-    return kind == ML_STEP_COLLECTIVE || kind == ML_STEP_WAIT;
+    return kind == ML_STEP_COLLECTIVE || (kind == ML_STEP_WAIT && !small);
+}
+
+static bool is_small(const ml_step *step) {
+    return step->bytes <= SMALL;
 }
 
 /* Small kernels to right before the first step that needs them done. */
@@ -97,8 +102,8 @@ static void move_small(batches *b) {
     for (uint32_t from = b->count; from-- > 0;) {
         uint32_t t = b->order[from];
         const ml_step *step = &b->s->steps.at[t];
-        if (is_fixed(b, t)) fixed = from;
-        if (step->kind != ML_STEP_KERNEL || step->bytes > SMALL) continue;
+        if (is_fixed(b, t, true)) fixed = from;
+        if (step->kind != ML_STEP_KERNEL || !is_small(step)) continue;
         uint32_t end = first_conflict(b, t);
         if (end > fixed) end = fixed;
         if (end > from + FARTHEST + 1) end = from + FARTHEST + 1;
@@ -201,13 +206,17 @@ void plan_batch_kernels(ml_plan *plan) {
     step_uses_find(s, b.old, s->arena, &b.uses);
     find_kinds(&b);
     if (!plan->roots.often) move_small(&b); /* of short steps the order of nodes is the best */
-    uint32_t *begin = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1); /* after a fixed step */
-    for (uint32_t i = 0; i < b.count; i++)
-        begin[i + 1] = is_fixed(&b, b.order[i]) ? i + 1 : begin[i];
+    uint32_t *begin[2]; /* after a fixed step; of large kernels and of small ones */
+    for (int small = 0; small < 2; small++) {
+        begin[small] = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1);
+        for (uint32_t i = 0; i < b.count; i++)
+            begin[small][i + 1] = is_fixed(&b, b.order[i], small) ? i + 1 : begin[small][i];
+    }
     for (uint32_t i = b.count; i-- > 0;) {
         uint32_t members[MOST];
         if (b.taken[b.order[i]] || b.kind[b.order[i]] == 0) continue;
-        int count = find_members(&b, begin[i], i, members);
+        bool small = is_small(&s->steps.at[b.order[i]]);
+        int count = find_members(&b, begin[small][i], i, members);
         if (count > 1) join(&b, members, count);
     }
     __typeof__(s->steps) steps = {0};
