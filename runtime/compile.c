@@ -220,10 +220,18 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
     passes_run(c, PASSES_CHOICE);
     if (c->scan > shared->scan) shared->scan = c->scan;
     shared->keeps_all |= c->keeps_all;
-    if (!plan->borrows) return;
+    if (!plan->borrows || shared->pipeline == NULL) return; /* of a whole program: take_graph */
     plan->borrows = false;
     part->graph = NULL;
     part->graph = ml_graph_extract(plan->graph, &part->roots);
+}
+
+/* No further attempt follows: the plan owns the graph that it borrows of the part. */
+static void take_graph(ml_plan *plan) {
+    rank_part *part = plan->shared->parts;
+    if (!plan->borrows || part->graph != plan->graph) return;
+    plan->borrows = false;
+    part->graph = NULL;
 }
 
 static void compile_global(const ml_compile_input *in, ml_plan *plan) {
@@ -488,6 +496,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
         ml_plan_print(*plan, &text);
         ml_debug(3, "%s", text.text);
     }
+    if (!is_pipeline(in)) take_graph(*plan);
     shared_free_parts((*plan)->shared); /* of further attempts */
     ml_time_part("accounts of the plan");
     if (is_pipeline(in)) return;
