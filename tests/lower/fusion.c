@@ -395,8 +395,8 @@ TEST(lower, turned_in_place) {
     }
 }
 
-/* Logarithms of sums of exponentials that nobody reads, as where a gradient will have attention
- * computed again, lie as those that a gradient reads: by heads, which cuDNN wants. */
+/* Logarithms of sums of exponentials that nothing reads, as where a gradient computes attention
+ * again, lie as those that a gradient reads: by heads, as cuDNN requires. */
 TEST(lower, attention_of_unread_sums) {
     piece p;
     lower_for(&p, ML_TARGET_CUDA, build_turned);
