@@ -101,6 +101,8 @@ PROCESS_TEST(kernels_of_presets) {
     CHECK(copied <=
           planned_kernels(room, "MLUA_BATCH=0 MLUA_PARAM_CACHE=0", gpt2) - 70); /* 76 casts */
     CHECK(most > 0 && most <= copied / 2);
+    /* Sums of squares of gains and biases, each behind its own sum over ranks, in few launches. */
+    CHECK(planned_kernels(room, "", "gpt.lua preset=gpt2-124m --mesh tp=2") < 380); /* 347 */
 }
 
 /* Kernels of a step of llama-3b in zero-bubble stages, whose plan has to fit the device. */
