@@ -242,10 +242,22 @@ static void compile_global(const ml_compile_input *in, ml_plan *plan) {
     passes_run(&c, PASSES_GLOBAL);
 }
 
+/* Whether stages of several ranks hold the state: one sets it, of what the others send. */
+static bool is_exchanged(const ml_plan *plan, uint32_t state) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    if (p == NULL || state >= p->map->state_count || p->map->holders[state] == NULL) return false;
+    const struct ml_holder *first = p->map->holders[state];
+    for (const struct ml_holder *h = first->next; h != NULL; h = h->next)
+        if (h->stage % p->ranks != first->stage % p->ranks) return true;
+    return false;
+}
+
 /* What the optimizer's program will add, which sets the parameters after all microbatches: two
- * moments in f32 of each parameter whose gradients the plan sums. */
+ * moments in f32 of each parameter whose gradients the plan sums. Where stages of several ranks
+ * hold it, its gradient and new value as they are sent, and as much of temporaries, in the arena.
+ */
 static int64_t moment_bytes(const ml_plan *plan) {
-    int64_t bytes = 0;
+    int64_t bytes = 0, sent = 0;
     if (plan->roots.microbatches <= 1) return 0;
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int p = 0; p < plan->part_count; p++) {
@@ -264,9 +276,10 @@ static int64_t moment_bytes(const ml_plan *plan) {
                 type = ml_layout_local(plan->layout, &type, &places);
             }
             bytes += 2 * memory_padded(ml_type_bytes(&type));
+            if (is_exchanged(plan, storage->id)) sent += 2 * memory_padded(storage->bytes);
         }
     }
-    return bytes;
+    return bytes + sent + (sent > plan->arena_bytes ? sent - plan->arena_bytes : 0);
 }
 
 /* As far as the choice asks for it and the peak does not fit beside what is reserved. */

@@ -107,10 +107,23 @@ static int64_t arena_needed(const ml_program *program) {
     return larger ? rebuild->arena_bytes : plan->arena_bytes;
 }
 
-/* Bytes that other programs brought and this one does not use: of states and of the arena. */
+/* What pipelines keep between their tasks: each its own, but for a retry and its owner, and for
+ * programs of mixed microbatches. */
+static int64_t other_buffers(const ml_program *program) {
+    int64_t bytes = 0;
+    for (const ml_program *p = program->session->programs; p != NULL; p = p->next)
+        if (p != program && p != program->owner &&
+            !(program->plan->roots.mixed && p->plan->roots.mixed))
+            bytes += p->buffer_bytes;
+    return bytes;
+}
+
+/* Bytes that other programs brought and this one does not use: of states, of the arena, and of
+ * buffers between tasks. */
 static int64_t foreign_bytes(const ml_program *program) {
     const ml_session *session = program->session;
-    int64_t bytes = session->state_bytes, spare = session->arena_bytes - arena_needed(program);
+    int64_t bytes = session->state_bytes + other_buffers(program);
+    int64_t spare = session->arena_bytes - arena_needed(program);
     if (spare > 0) bytes += spare;
     bool *seen = ml_alloc((size_t)session->state_count + 1);
     if (seen == NULL) return bytes;

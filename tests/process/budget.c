@@ -1,5 +1,6 @@
 /* --memory SIZE: whatever is computed again to fit, what is learned is the same to the bit, and a
  * run takes no more memory than its budget. */
+#include <math.h>
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -51,6 +52,13 @@ PROCESS_TEST(memory_budget_of_microbatches) {
     process_result r = process_run(room, 0, "MLUA_HOST_LINK=1000000",
                                    "check %s --device cpu --memory 1.5MiB", pipeline);
     process_expect(&r, "host memory");
+    /* what both programs of a step keep between stages, one of which sends the embedding */
+    pipeline = ml_arena_format(room->arena, "%s layers=2 vocab=16000 --mesh pp=2", accumulating);
+    process_run(room, 0, "", "run %s -n 2 --device cpu --out whole", pipeline);
+    r = process_shell(room, 0, "grep memory_gib whole/metrics.jsonl");
+    const double used = 1024 * process_number(r.output, "\"memory_gib\":");
+    const double plan = planned(room, "", pipeline);
+    EXPECT(fabs(used - plan) <= 0.02 * plan, "%.2f MiB used of %.2f planned", used, plan);
 }
 
 static double gathers(process_room *room, const char *environment, const char *model) {

@@ -29,8 +29,10 @@ typedef struct {
     double flops;           /* of one step */
     double busiest;         /* ml_shard_balance */
     const ml_plan *largest; /* the program that needs the most, with the others' states */
+    int64_t host_bytes,
+        offloaded_bytes; /* of all programs: pinned; copied there in a run of each */
     const struct ml_pipeline_plan *pipeline; /* of the program that runs most often, if it is cut */
-    int64_t peak_bytes, other_bytes;         /* of it; states that only other programs use */
+    int64_t peak_bytes, other_bytes;         /* of it; what only other programs use */
     int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
     int kernels, gemms, attentions, copies, distinct;
     check_scans scans; /* of the step's programs */
@@ -227,7 +229,20 @@ static int64_t find_others(const ml_plan *plan, const bool *all, const int64_t *
     return sum;
 }
 
-/* The program that needs the most memory, and the memory of the others' states (*others bytes). */
+/* What other programs need of the arena beyond the plan's own, and what their stages keep between
+ * tasks, where these are not the plan's, too. */
+static int64_t find_temporaries(lua_State *L, const ml_plan *plan) {
+    int64_t arena = plan->arena_bytes, buffers = 0;
+    for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
+        const ml_plan *other = vm_program_plan(program_at(L, i));
+        if (other->arena_bytes > arena) arena = other->arena_bytes;
+        if (other != plan && !(other->roots.mixed && plan->roots.mixed))
+            buffers += other->buffer_bytes;
+    }
+    return arena - plan->arena_bytes + buffers;
+}
+
+/* The program that needs the most memory, and that of the others beside it (*others bytes). */
 static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all, bool *own,
                                    int64_t *others) {
     int64_t count = vm_table_length(L, 1), most = -1;
@@ -236,7 +251,7 @@ static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all
     for (int64_t i = 1; i <= count; i++) mark_states(vm_program_plan(program_at(L, i)), all);
     for (int64_t i = 1; i <= count; i++) {
         const ml_plan *plan = vm_program_plan(program_at(L, i));
-        int64_t beside = find_others(plan, all, bytes, own);
+        int64_t beside = find_others(plan, all, bytes, own) + find_temporaries(L, plan);
         if (plan->peak_bytes + beside <= most) continue;
         most = plan->peak_bytes + beside;
         *others = beside;
@@ -291,8 +306,12 @@ static void read_programs(lua_State *L, report *r, double accum) {
     int64_t count = vm_table_length(L, 1);
     size_t keys = 0, key_count = 0;
     choose_rank(L);
-    for (int64_t i = 1; i <= count; i++)
-        list_kernels(vm_program_plan(program_at(L, i)), NULL, &keys);
+    for (int64_t i = 1; i <= count; i++) {
+        const ml_plan *plan = vm_program_plan(program_at(L, i));
+        list_kernels(plan, NULL, &keys);
+        r->host_bytes += plan->host_bytes;
+        r->offloaded_bytes += plan->offloaded_bytes;
+    }
     uint64_t *list = lua_newuserdatauv(L, (keys + 1) * sizeof *list, 0);
     for (int64_t i = 1; i <= count; i++) {
         const vm_program *program = program_at(L, i);
@@ -326,6 +345,7 @@ static void read_states(lua_State *L, report *r) {
     r->largest = find_largest(L, bytes, all, own, &r->other_bytes);
     r->peak_bytes = r->largest->peak_bytes + r->other_bytes;
     memcpy(r->memory, r->largest->kind_bytes, sizeof r->memory);
+    r->memory[ML_MEMORY_ACTIVATIONS] += find_temporaries(L, r->largest);
     memset(own, 0, states + 1);
     mark_states(r->largest, own);
     for (uint32_t id = 0; id < states; id++) {
@@ -449,9 +469,9 @@ static void print_memory(lua_State *L, const report *r) {
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
-    if (r->largest->host_bytes == 0) return;
-    printf("host memory     %s pinned", bytes_text(L, r->largest->host_bytes));
-    printf(" for %s offloaded a run", bytes_text(L, r->largest->offloaded_bytes));
+    if (r->host_bytes == 0) return;
+    printf("host memory     %s pinned", bytes_text(L, r->host_bytes));
+    printf(" for %s offloaded a run", bytes_text(L, r->offloaded_bytes));
     if (r->predicted.known)
         printf(", copies %.1f ms a step, of which computation waits %.1f ms",
                1e3 * r->predicted.step.copied, 1e3 * r->predicted.step.held);
@@ -539,7 +559,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         const ml_plan *plan = vm_program_plan(program_at(L, 1));
         json_object_set_new(object, "recomputed", recomputed_json(plan));
         json_object_set_new(object, "offloaded", offloaded_json(plan));
-        json_object_set_new(object, "host_bytes", json_integer(r->largest->host_bytes));
+        json_object_set_new(object, "host_bytes", json_integer(r->host_bytes));
     }
     if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
