@@ -53,7 +53,9 @@ PROCESS_TEST(memory_budget_of_microbatches) {
                                    "check %s --device cpu --memory 1.5MiB", pipeline);
     process_expect(&r, "host memory");
     /* what both programs of a step keep between stages, one of which sends the embedding */
-    pipeline = ml_arena_format(room->arena, "%s layers=2 vocab=16000 --mesh pp=2", accumulating);
+    pipeline =
+        "\"$ROOT/models/gpt.lua\" layers=6 embed=32 heads=2 vocab=8000 seq=128 batch=8 accum=4 "
+        "steps=1 sample=0 --mesh pp=2";
     process_run(room, 0, "", "run %s -n 2 --device cpu --out whole", pipeline);
     r = process_shell(room, 0, "grep memory_gib whole/metrics.jsonl");
     const double used = 1024 * process_number(r.output, "\"memory_gib\":");
