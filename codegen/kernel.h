@@ -16,8 +16,7 @@
  * inside a kernel: rows are cut into `chunks` chunks, as ranges or by turns (always alike, so that
  * results do not depend on timing or on the number of threads), chunk i writes its partial results
  * to the operand, whose memory is [chunks][columns] or [chunks] in the compute type, and a
- * following kernel adds them up in order. A printer may cut the rows into fewer chunks; the results
- * of the others are then the reduction's identity.
+ * following kernel adds them up in order.
  *
  * Memory: operand pointer + sum(loop index * stride[loop]) elements (+ the value of `index`, for a
  * computed address). On CUDA every operand's pointer is a multiple of 16 bytes: lowering puts odd
@@ -50,6 +49,7 @@ typedef enum { ML_SCOPE_ROW, ML_SCOPE_COLUMN, ML_SCOPE_ALL } ml_scope;
 typedef struct {
     uint8_t kind, op, dtype, from_dtype, level, phase, scope;
     bool saved; /* an ELEMENT value that a later phase uses: must survive the pass */
+    bool quick; /* CUDA: EXP, SIGMOID or TANH by the approximate exponential */
     uint16_t src[3], operand, index, guard;
     union {
         double number;

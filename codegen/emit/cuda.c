@@ -2,8 +2,7 @@
  */
 #include "codegen/emit/cuda_choose.h"
 
-/* Fast math (approximate exponentials) where all float stores of elements are bf16. */
-bool emit_cuda_fast_math(const emitter *e) {
+static bool stores_narrow(const emitter *e) {
     bool any = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -69,7 +68,7 @@ static void choose(cuda_schedule *s) {
         return;
     }
     s->lane_stride = 1;
-    if (!cuda_choose_adjacent_rows(s) && !cuda_choose_persistent(s)) cuda_choose_tiles(s);
+    if (!cuda_choose_adjacent_rows(s) && !cuda_choose_persistent(s)) cuda_choose_team(s);
     s->spread = cuda_choose_spread(s);
     cuda_choose_hoisted(s);
     cuda_find_needs(s);
@@ -112,7 +111,7 @@ static void set_launch(const cuda_schedule *s, ml_kernel *out) {
 void emit_cuda_choose(emitter *e, ml_kernel *out) {
     cuda_schedule *s = ML_NEW(e->arena, cuda_schedule);
     s->e = e;
-    s->fast_math = emit_cuda_fast_math(e);
+    s->narrow = stores_narrow(e);
     choose(s);
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
     s->chunk_integer = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";
@@ -138,7 +137,7 @@ static void print_packs(const cuda_schedule *s, ml_text *out) {
 static void print_team(const cuda_schedule *s, ml_text *out) {
     const emitter *e = s->e;
     ml_text_add(out, "    %s%s", s->elementwise ? "elements" : "rows",
-                s->tiled      ? " of column tiles"
+                s->tiled      ? " of column tiles, by turns"
                 : !s->chunked ? ""
                 : s->spread   ? " of chunks, by turns"
                               : " of chunks");

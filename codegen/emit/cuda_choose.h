@@ -9,6 +9,7 @@ enum {
     CUDA_TWO_BLOCKS_SUMS = 16, /* more registers of columns' sums leave no room for two blocks */
     CUDA_CHUNK_THREADS = 512,  /* chunks are few, so each gets many threads */
     CUDA_TWO_BLOCKS_THREADS = 640,
+    CUDA_LONG_ROW_THREADS = 512,
 };
 
 /* cuda_threads.c */
@@ -17,9 +18,10 @@ void cuda_find_packs(cuda_schedule *s);
 bool cuda_choose_adjacent_rows(
     cuda_schedule *s);                         /* lanes over adjacent rows; false: they are not */
 bool cuda_choose_persistent(cuda_schedule *s); /* blocks loop over rows; false: they do not */
-void cuda_choose_tiles(cuda_schedule *s);      /* of the others */
+void cuda_choose_team(cuda_schedule *s);       /* of the others */
 bool cuda_choose_spread(const cuda_schedule *s);
 int cuda_choose_lanes(int64_t packs, int64_t most, int warp);
+int cuda_summing_threads(const cuda_schedule *s, int64_t packs); /* of a row; 0: it has no sums */
 int cuda_blocks_together(const cuda_schedule *s);
 int cuda_at_most(int64_t n, int most);
 

@@ -9,9 +9,7 @@ enum {
     REGISTERS = 65536,   /* of a multiprocessor */
     OWN_REGISTERS = 34,  /* for addresses and temporaries */
     LEAST_THREADS = 512, /* that a multiprocessor should hold at once, in blocks of any size */
-    LONG_ROW_THREADS = 512,
-    LONGEST_ROW_THREADS = 1024, /* likewise, where one block has a multiprocessor alone */
-    REST_REGISTERS = 16,        /* for the rest of rows that shared memory has no room for */
+    REST_REGISTERS = 16, /* for the rest of rows that shared memory has no room for */
     MAX_SLOTS = 4,
     OTHER_BYTES = 5 << 10, /* of other results, which few kernels exceed */
 };
@@ -184,8 +182,9 @@ static bool choose_shared(cuda_schedule *s) {
     s->teams = 1;
     s->unroll = false;
     for (int least = 1; least >= 0; least--) {
-        int threads = least == 1 ? LONG_ROW_THREADS : LONGEST_ROW_THREADS;
-        s->team = cuda_choose_lanes(packs, (packs + threads - 1) / threads, 0);
+        int threads = least == 1 ? CUDA_LONG_ROW_THREADS : CUDA_MAX_THREADS;
+        s->team = cuda_summing_threads(s, packs);
+        if (s->team == 0) s->team = cuda_choose_lanes(packs, (packs + threads - 1) / threads, 0);
         s->packs = (int)((packs + s->team - 1) / s->team);
         if (prefetch_rows(s, true, least == 1 ? CUDA_SHARED_BYTES : most_shared(s), least))
             return true;
@@ -201,7 +200,7 @@ bool cuda_fits_registers(const cuda_schedule *s) {
         if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) &&
             !s->register_pack[i] && !s->prefetched[i])
             return false;
-    return cuda_threads(s) <= LONG_ROW_THREADS;
+    return cuda_threads(s) <= CUDA_LONG_ROW_THREADS;
 }
 
 void cuda_move_to_shared(cuda_schedule *s) {
@@ -232,7 +231,7 @@ void cuda_choose_elements(cuda_schedule *s) {
     cuda_choose_registers(s);
     for (int i = 0; i < ir->inst_count; i++)
         if (s->pack[i] == i && is_row_address(s, i) && !s->register_pack[i] &&
-            !cuda_hits_cache(s, &ir->inst[i]))
+            !cuda_hits_cache(s, &ir->inst[i]) && !s->chunked)
             s->packs = 1;
 }
 

@@ -29,18 +29,6 @@ static void print_partial_start(const cuda_schedule *s, int i) {
                 s->vec, inst->operand, (long long)e->columns, identity);
 }
 
-/* The results of column c of chunks without rows: each block writes some. */
-static void print_column_rest(const cuda_schedule *s, int i) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    if (s->chunks == e->ir->chunks) return;
-    ml_text_add(&e->text,
-                "for (long long rest = chunk + a.s[1]; c < %lld && rest < %lld; rest += a.s[1])\n"
-                "o%d[rest * %lldLL + c] = %s;\n",
-                (long long)e->columns, (long long)e->ir->chunks, inst->operand,
-                (long long)e->columns, identity_of(s, inst));
-}
-
 /* A chunk's column results: the teams' registers are combined in order through shared memory,
  * which all of them use in turn, and written side by side. */
 static void print_column_end(const cuda_schedule *s, int i) {
@@ -73,7 +61,6 @@ static void print_column_end(const cuda_schedule *s, int i) {
     cuda_print_combine(s, i, "sum",
                        ml_arena_format(e->arena, "((%s *)columns)[other * %d + j]", type, width));
     ml_text_add(&e->text, "}\nif (c < %lld) %s] = sum;\n", (long long)e->columns, to);
-    print_column_rest(s, i);
     ml_text_add(&e->text, "}\n__syncthreads();\n}\n");
 }
 

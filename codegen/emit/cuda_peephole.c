@@ -36,22 +36,6 @@ static bool print_all_false(const cuda_schedule *s, int i) {
     return true;
 }
 
-/* exp(x - y) of a row's y: by one instruction less an element. */
-static bool print_exp(const cuda_schedule *s, int i) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    if (!s->fast_math || inst->kind != ML_INST_MAP || inst->op != ML_OP_EXP ||
-        inst->dtype != ML_F32)
-        return false;
-    const ml_inst *from = &e->ir->inst[inst->src[0]];
-    if (from->kind != ML_INST_MAP || from->op != ML_OP_SUB || s->elementwise ||
-        e->depth[from->src[1]] >= e->ir->row_loops)
-        return false;
-    ml_text_add(&e->text, "const float v%d = ml_quick_exp_less(%s, %s);\n", i,
-                emit_name(e, from->src[0]), emit_name(e, from->src[1]));
-    return true;
-}
-
 /* The product of an in-place value and one of the row: the latter takes the power of two. */
 static bool print_in_place_product(const cuda_schedule *s, int i) {
     emitter *e = s->e;
@@ -66,8 +50,7 @@ static bool print_in_place_product(const cuda_schedule *s, int i) {
 }
 
 bool cuda_print_simpler(const cuda_schedule *s, int i) {
-    return (s->at.all_false && print_all_false(s, i)) || print_exp(s, i) ||
-           print_in_place_product(s, i);
+    return (s->at.all_false && print_all_false(s, i)) || print_in_place_product(s, i);
 }
 
 void cuda_print_accumulators(const cuda_schedule *s, int phase) {

@@ -318,10 +318,6 @@ static const char *finish(const cuda_schedule *s) {
     emitter *e = s->e;
     const char *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s)), *sizes = "";
     const char *scalars = ml_arena_format(e->arena, "long long s[%d]", e->scalars);
-    const char *fast_math = s->fast_math ? "#define ml_exp_f32 ml_quick_exp_f32\n"
-                                           "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
-                                           "#define ml_tanh_f32 ml_quick_tanh_f32\n"
-                                         : "";
     if (s->blocks > 0) bounds = ml_arena_format(e->arena, "%s, %d", bounds, s->blocks);
     if (e->batch > 0) sizes = ml_arena_format(e->arena, "struct ml_sizes { %s; };\n", scalars);
     if (e->batch > 0)
@@ -330,8 +326,8 @@ static const char *finish(const cuda_schedule *s) {
         ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; %s; };\n%s",
                         e->ir->operand_count * (e->batch > 0 ? e->batch : 1), scalars, sizes);
     return ml_arena_format(
-        e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) %s%s\n{\n%s", fast_math,
-        types, bounds, e->entry,
+        e->arena, "%sextern \"C\" __global__ void __launch_bounds__(%s) %s%s\n{\n%s", types, bounds,
+        e->entry,
         e->batch > 0 ? "(const __grid_constant__ ml_arguments all)" : "(const ml_arguments a)",
         e->text.text);
 }

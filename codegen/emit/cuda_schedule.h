@@ -57,7 +57,7 @@ typedef struct cuda_schedule {
                           rescaled */
     /* --- derived from the IR and what was chosen --- */
     bool elementwise;
-    bool fast_math;      /* all float stores are bf16, whose rounding hides errors of about 1e-6 */
+    bool narrow;         /* all float stores of elements are of narrow floats */
     const char *integer; /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
     const char *chunk_integer;  /* the same for products of rows and chunks */

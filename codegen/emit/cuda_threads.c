@@ -1,4 +1,9 @@
-/* Kernels for CUDA, choices: vector width, and how many threads share a row, a chunk or a tile. */
+/* Kernels for CUDA, choices: vector width, and how many threads share a row, a chunk or a tile.
+ *
+ * Where a kernel sums up, what decides the order of its terms follows from the sizes of rows alone:
+ * the vector width, the threads of a row, and where rows give sums of columns the teams, which get
+ * the chunks' rows by turns. So a long sum has the same bits whatever shares its kernel, values
+ * that are computed again for want of memory among it. */
 #include "codegen/emit/cuda_choose.h"
 #include "runtime/base/machine.h"
 
@@ -7,14 +12,16 @@ enum {
     ROW_THREADS = 128,  /* of a block of several small teams */
     SUMS_THREADS = 896, /* where sums of columns leave no room for a second block */
     MAX_ELEMENTS = 32,  /* of a row in one thread, before a row gets more threads */
-    /* Kernels without a loop over rows: elements of a row in one thread, if a warp holds the row
-     * so; for longer rows, if at most TEAM_THREADS threads hold the row so. */
+    /* Kernels without sums or a loop over rows: elements of a row in one thread, if a warp holds
+     * the row so; for longer rows, if at most TEAM_THREADS threads hold the row so. */
     WARP_ELEMENTS = 24,
     TEAM_ELEMENTS = 16,
     TEAM_THREADS = 384,
-    ROW_REGISTERS = 80, /* registers of a thread for elements of its row */
-    FEW_ROWS = 256,     /* fewer rows: a thread has one pack, so that there are enough threads */
-    MAX_UNROLLED = 16,  /* packs of a thread whose loop is unrolled */
+    LONG_COLUMNS = 16384, /* rows of sums that shared memory holds, in narrow floats */
+    SUM_BYTES = 32,       /* of a thread's pack of what is summed up */
+    ROW_REGISTERS = 80,   /* registers of a thread for elements of its row */
+    FEW_ROWS = 256,       /* fewer rows: a thread has one pack, so that there are enough threads */
+    MAX_UNROLLED = 16,    /* packs of a thread whose loop is unrolled */
     /* Lanes over adjacent rows (lane_stride): rows side by side, as many elements as one memory
      * transaction moves; warps that share them at most; elements of a thread at least. CHUNK_: in a
      * loop over many rows, where lanes cover a warp of rows. */
@@ -29,11 +36,20 @@ enum {
     PERSISTENT_REGISTERS = 48, /* ... and so it is where a row's loads take no more of a thread */
     PERSISTENT_BLOCKS = 8,     /* a multiprocessor: most of them are queued */
     TILE_THREADS = 1536,       /* of a multiprocessor, of tiles */
-    LEAST_TILE_TEAMS = 4,
-    TILE_ROUNDS = 6,           /* rows that a team of a tile should have */
     COLUMN_BYTES = 40 << 10,   /* of column results, and with other results ... */
     DECLARED_BYTES = 48 << 10, /* ... all that a kernel may declare */
 };
+
+/* The widest type in which the kernel sums up; 0: it does not. */
+static int summed_bytes(const cuda_schedule *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    int most = 0;
+    for (int i = 0; i < ir->inst_count; i++)
+        if (ir->inst[i].kind == ML_INST_REDUCE && ir->inst[i].op == ML_OP_SUM &&
+            ml_dtypes[ml_compute_dtype(ir->inst[i].dtype)].bytes > most)
+            most = ml_dtypes[ml_compute_dtype(ir->inst[i].dtype)].bytes;
+    return most;
+}
 
 /* The largest pack that the innermost size and most of the contiguous accesses allow, of at most
  * 16 bytes, so that neighbouring threads touch neighbouring bytes; in rows of mostly bf16, of 16
@@ -58,6 +74,12 @@ void cuda_choose_vector(cuda_schedule *s) {
         if (count == 0 || count < most || vec * widest > (narrow ? 32 : 16)) continue;
         s->vec = vec;
         most = count;
+    }
+    int bytes = summed_bytes(s);
+    if (s->vec == 1 || bytes == 0) return;
+    for (s->vec = 2; s->vec < MAX_VEC && 2 * s->vec * bytes <= SUM_BYTES;) {
+        if (ir->size[e->inner] % (2 * s->vec) != 0) break;
+        s->vec *= 2;
     }
 }
 
@@ -125,8 +147,20 @@ static int64_t processors_of(const cuda_schedule *s) {
                                             : ml_machine_planned.multiprocessors;
 }
 
-static void choose_team(cuda_schedule *s) {
+/* Threads of a row of so many packs where the kernel sums up: a pack each, as sums of columns take
+ * registers, and more packs where that takes fewer warps. */
+int cuda_summing_threads(const cuda_schedule *s, int64_t packs) {
+    if (summed_bytes(s) == 0) return 0;
+    if (packs <= CUDA_WARP) return round_up_power(packs);
+    if (s->e->columns <= LONG_COLUMNS)
+        return cuda_choose_lanes(packs, (packs + TEAM_THREADS - 1) / TEAM_THREADS, 2);
+    int threads = 2 * s->e->columns <= CUDA_SHARED_BYTES ? CUDA_LONG_ROW_THREADS : CUDA_MAX_THREADS;
+    return cuda_choose_lanes(packs, (packs + threads - 1) / threads, 0);
+}
+
+void cuda_choose_team(cuda_schedule *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
+    const int summing = cuda_summing_threads(s, packs);
     int64_t rows = s->chunked ? s->e->rows / s->chunks + 1 : s->e->rows;
     double accumulators, each = cuda_column_registers(s, &accumulators);
     double elements = each > 0 ? ROW_REGISTERS / each : MAX_ELEMENTS;
@@ -136,21 +170,20 @@ static void choose_team(cuda_schedule *s) {
     if (s->chunked && (accumulators > 0 || s->e->phases > 1)) elements = s->vec;
     if (s->tiled || packs <= CUDA_WARP)
         s->team = round_up_power(cuda_at_most(packs, CUDA_WARP));
+    else if (summing > 0)
+        s->team = summing;
     else
         s->team = cuda_choose_lanes(packs, most_packs(s, packs, (int64_t)elements / s->vec), 2);
     s->packs = s->tiled ? 1 : (int)((packs + s->team - 1) / s->team);
     s->unroll = s->packs <= MAX_UNROLLED;
-    int threads = !s->chunked                     ? ROW_THREADS
-                  : accumulators > 0 && !s->tiled ? SUMS_THREADS
-                                                  : CUDA_CHUNK_THREADS;
-    s->teams = s->team < threads ? threads / s->team : 1;
+    int threads = !s->chunked ? ROW_THREADS : accumulators > 0 ? SUMS_THREADS : CUDA_CHUNK_THREADS;
+    int whole = summing > 0 ? summing : s->team; /* of a row that no tiles cut */
+    s->teams = whole < threads ? threads / whole : 1;
     /* Threads that meet at a barrier by its team's number take all 16 of a block, and a
      * multiprocessor has 64. */
-    if (s->team > CUDA_WARP) s->teams = s->chunked ? cuda_at_most(s->teams, 15) : 1;
+    if (whole > CUDA_WARP) s->teams = s->chunked ? cuda_at_most(s->teams, 15) : 1;
     /* by whole warps, as a block's threads add up what they have of all rows */
-    while (s->teams > 1 && s->teams / 2 >= rows && s->team * (s->teams / 2) % CUDA_WARP == 0)
-        s->teams /= 2;
-    while (s->tiled && s->teams > LEAST_TILE_TEAMS && rows < (int64_t)TILE_ROUNDS * s->teams)
+    while (s->teams > 1 && s->teams / 2 >= rows && whole * (s->teams / 2) % CUDA_WARP == 0)
         s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
@@ -160,12 +193,11 @@ static void choose_team(cuda_schedule *s) {
 }
 
 /* Where rows give sums of columns any block may have any row: blocks get them by turns, as many as
- * they have teams, and what all read at a time is contiguous. That does nothing for tiles, and
- * neighbouring rows for different blocks are worse than ranges. */
+ * they have teams, and what all read at a time is contiguous. */
 bool cuda_choose_spread(const cuda_schedule *s) {
     double accumulators;
     cuda_column_registers(s, &accumulators);
-    return s->chunked && accumulators > 0 && !s->tiled;
+    return s->chunked && accumulators > 0;
 }
 
 /* Blocks of one multiprocessor. Tiles' work on a row is short. */
@@ -178,18 +210,6 @@ static bool writes_elements(const cuda_schedule *s) {
     for (int i = 0; i < e->ir->inst_count; i++)
         if (e->ir->inst[i].kind == ML_INST_STORE && e->loop[i] == e->inner) return true;
     return false;
-}
-
-/* No more tiles that only read than run at once: each moves nothing while it waits for its first
- * rows and for its teams to meet. So chunks may be fewer and longer than there is room for results.
- * Tiles that write, and work more on what they read, do better where there are always some left. */
-void cuda_choose_tiles(cuda_schedule *s) {
-    choose_team(s);
-    if (!s->tiled || !s->in_registers || s->teams == 1 || writes_elements(s)) return;
-    int64_t most = processors_of(s) * cuda_blocks_together(s) / cuda_tiles(s);
-    if (most < 1 || most >= s->chunks) return;
-    s->chunks = most;
-    choose_team(s);
 }
 
 /* Rows whose columns are strided in memory while adjacent rows are contiguous: where chunks' sums
@@ -241,7 +261,7 @@ bool cuda_choose_persistent(cuda_schedule *s) {
     s->chunked = true;
     for (int blocks = PERSISTENT_BLOCKS; blocks > 1; blocks /= 2) {
         s->chunks = blocks * processors_of(s);
-        choose_team(s);
+        cuda_choose_team(s);
         if (cuda_rows_follow(s) && s->unroll && s->team >= PERSISTENT_THREADS) return true;
     }
     s->chunked = false;

@@ -187,9 +187,9 @@ void cuda_choose_in_place(cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool all = s->resident == s->packs || cuda_holds_rest(s);
-    for (int i = 0; i < ir->inst_count && s->fast_math && s->slots == 1 && all; i++) {
+    for (int i = 0; i < ir->inst_count && s->narrow && s->slots == 1 && all; i++) {
         const ml_inst *inst = &ir->inst[i], *less = &ir->inst[inst->src[0]];
-        bool is_exp = inst->kind == ML_INST_MAP && inst->op == ML_OP_EXP && inst->dtype == ML_F32 &&
+        bool is_exp = inst->kind == ML_INST_MAP && inst->op == ML_OP_EXP && inst->quick &&
                       e->loop[i] == e->inner && !e->buffered[i];
         if (!is_exp || less->kind != ML_INST_MAP || less->op != ML_OP_SUB) continue;
         int pack = element_of(s, less->src[0]), later = 0, others = 0;

@@ -65,7 +65,6 @@ void emit_c_choose(emitter *e, ml_kernel *out);
 void emit_c_print_schedule(const emitter *e, ml_text *out);
 const char *emit_c_print(emitter *e);
 void emit_cuda_choose(emitter *e, ml_kernel *out);
-bool emit_cuda_fast_math(const emitter *e); /* exponentials are approximate */
 void emit_cuda_print_schedule(const emitter *e, ml_text *out);
 const char *emit_cuda_print(emitter *e);
 

@@ -40,7 +40,10 @@ void emit_value(emitter *e, ml_text *out, int i) {
     bool casts = inst->op == ML_OP_CAST, rounds = emit_rounds(inst) && !casts && !e->exact[i];
     if (casts && e->exact[i]) to = from == ML_F64 ? ML_F32 : from;
     if (rounds) ml_text_add(out, "ml_round_%s(", ml_dtypes[to].name);
-    ml_emit_map(out, (ml_op)inst->op, to, from, operands);
+    if (inst->quick)
+        ml_text_add(out, "ml_quick_%s_f32(%s)", ml_ops[inst->op].name, operands[0]);
+    else
+        ml_emit_map(out, (ml_op)inst->op, to, from, operands);
     ml_text_add(out, rounds ? ");\n" : ";\n");
 }
 

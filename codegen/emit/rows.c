@@ -196,13 +196,5 @@ const char *emit_rows(const ml_kernel_ir *ir, const ml_target *target, const cha
     emit_needs(&p.e);
     if (!p.elementwise && ir->row_loops > 0) ml_text_add(&p.e.text, "const int i0 = row;\n");
     for (int phase = 0; phase < p.e.phases; phase++) print_phase(&p, phase, columns);
-    if (!emit_cuda_fast_math(&p.e)) return p.e.text.text;
-    ml_text quick = {.arena = arena};
-    for (const char *at = p.e.text.text; *at;) {
-        const bool exp = strncmp(at, "ml_exp_f32(", 11) == 0;
-        const bool other = !strncmp(at, "ml_sigmoid_f32(", 15) || !strncmp(at, "ml_tanh_f32(", 12);
-        if (exp || other) ml_text_add(&quick, "ml_quick_"), at += 3;
-        ml_text_add(&quick, "%c", *at++);
-    }
-    return quick.text;
+    return p.e.text.text;
 }

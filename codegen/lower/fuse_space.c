@@ -115,8 +115,9 @@ static unsigned root_digits(const ml_graph *g, const lower_root *root, bool redu
     return mask;
 }
 
-/* Digits by the strides of the largest tensor that is read, largest stride first. */
-static void order_by_memory(lowering *l, lower_group *group) {
+/* Digits by the strides of the largest tensor that is read, largest stride first; `order`: what
+ * they were before. */
+static void order_by_memory(lowering *l, lower_group *group, int *order) {
     int64_t best[ML_MAX_LOOPS] = {0}, most = -1;
     for (uint32_t a = 0; a < group->accesses.count; a++) {
         const lower_access *access = &group->accesses.at[a];
@@ -133,7 +134,6 @@ static void order_by_memory(lowering *l, lower_group *group) {
         most = elements;
         memcpy(best, stride, sizeof best);
     }
-    int order[ML_MAX_LOOPS];
     for (int d = 0; d < group->digits; d++) { /* insertion sort: stable */
         int at = d;
         for (; at > 0 && best[order[at - 1]] < best[d] && best[order[at - 1]] != 0; at--)
@@ -201,13 +201,32 @@ static void order_by_axes(const lower_group *group, const ml_type *type, int row
     }
 }
 
+/* The order of a column's terms does not depend on what else a kernel computes: rows whose columns
+ * are summed up come in the order of the sum's axes, whatever that of memory is. `rank`: by digit,
+ * its place in that order. */
+static void order_rows_by_axes(int rows, const int *rank, int *order) {
+    for (int i = 1; i < rows; i++)
+        for (int at = i; at > 0 && rank[order[at - 1]] > rank[order[at]]; at--) {
+            int other = order[at];
+            order[at] = order[at - 1], order[at - 1] = other;
+        }
+}
+
+static bool rows_follow_axes(int rows, const int *rank, const int *order) {
+    for (int i = 1; i < rows; i++)
+        if (rank[order[i - 1]] > rank[order[i]]) return false;
+    return true;
+}
+
 /* Divide the loops of a kernel with this one reduction. */
 static void commit_reduction(lowering *l, lower_group *group) {
     lower_root *root = &group->roots.at[0];
     bool argmax = ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX;
     root->scope = ML_SCOPE_ROW;
     if (root_digits(l->g, root, true, NULL) == 0) return; /* one element: elementwise */
-    if (!argmax && root->kind == LOWER_ROOT_REDUCE) order_by_memory(l, group);
+    int before[ML_MAX_LOOPS];
+    for (int d = 0; d < ML_MAX_LOOPS; d++) before[d] = d;
+    if (!argmax && root->kind == LOWER_ROOT_REDUCE) order_by_memory(l, group, before);
     unsigned reduced = root_digits(l->g, root, true, NULL);
     unsigned outer_digits = root_digits(l->g, root, false, NULL), first = outer_digits;
     int64_t total = product(group, 0, group->digits);
@@ -231,6 +250,7 @@ static void commit_reduction(lowering *l, lower_group *group) {
     if (root->scope == ML_SCOPE_COLUMN &&
         !axes_adjacent(NULL, root, type, order, group->size, group->digits))
         order_by_axes(group, type, group->row_digits, order);
+    if (root->scope == ML_SCOPE_COLUMN) order_rows_by_axes(group->row_digits, before, order);
     fuse_reorder(group, order);
 }
 
@@ -364,6 +384,12 @@ static int divide_elementwise(const lower_match *m, unsigned outer_digits, unsig
     return partition(digits, innermost ? outer_digits : reduced, order);
 }
 
+static unsigned rows_of(const int *order, int rows) {
+    unsigned mask = 0;
+    for (int i = 0; i < rows; i++) mask |= 1u << order[i];
+    return mask;
+}
+
 static unsigned first_bits(int count) {
     return (1u << count) - 1;
 }
@@ -396,6 +422,8 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     unsigned outer_digits = root_digits(l->g, root, false, &full);
     unsigned reduced = root_digits(l->g, root, true, &full);
     unsigned all = first_bits(full.digits[0]);
+    int rank[ML_MAX_LOOPS] = {0};
+    for (int d = 0; d < full.digits[1]; d++) rank[full.map[d]] = d;
     *scope = ML_SCOPE_ROW;
     for (int d = 0; d < full.digits[0]; d++) order[d] = d;
     *row_digits = to->row_digits;
@@ -410,18 +438,20 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     } else if (reduced != 0) {
         if ((outer_digits | reduced) != all) return false;
         *row_digits = divide_elementwise(&full, outer_digits, reduced, order);
+        if (outer_digits != 0 && !(reduced & ~rows_of(order, *row_digits)))
+            order_rows_by_axes(*row_digits, rank, order);
     } else {
         *row_digits = -1; /* stays elementwise */
         return outer_digits == all;
     }
     if (to->committed && extends) return false;
-    unsigned rows = 0;
-    for (int d = 0; d < *row_digits; d++) rows |= 1u << order[d];
+    unsigned rows = rows_of(order, *row_digits);
     if (reduced == 0)
         return outer_digits == all || (outer_digits == rows && (rows != 0 || all == 0 || consumes));
     if (!scope_of(l, outer_digits, reduced, rows, all & ~rows, root, scope)) return false;
     if (*scope == ML_SCOPE_COLUMN &&
-        !axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]))
+        (!axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]) ||
+         !rows_follow_axes(*row_digits, rank, order)))
         return false;
     if (*scope == ML_SCOPE_COLUMN && to->chunks > 0 && has_many_chunks(l, to)) return false;
     if (ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX)

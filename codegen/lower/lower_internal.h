@@ -147,6 +147,7 @@ typedef struct {
     ml_ref *user;
     uint32_t *update; /* by node: 1 + the first of roots->updates that it is the value of; 0 */
     bool *assigned;          /* by state: the program sets it */
+    bool narrow;             /* the program has narrow floats */
     uint32_t *stamp, stamps; /* marks for bounded walks */
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */

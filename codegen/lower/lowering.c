@@ -10,8 +10,10 @@ static void prepare(lowering *l) {
     l->stamp = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     l->number = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     l->kernels.arena = l->pack_index.arena = l->scratch;
-    for (uint32_t n = 0; n < l->count; n++)
+    for (uint32_t n = 0; n < l->count; n++) {
         l->info[n].value = l->info[n].storage = l->info[n].partial_value = LOWER_NONE;
+        if (n > 0) l->narrow |= ml_is_narrow(ml_graph_type(l->g, n)->dtype);
+    }
 }
 
 static void make_steps(lowering *l) {

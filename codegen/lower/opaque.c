@@ -6,8 +6,8 @@
 #include "runtime/graph/op_interface.h"
 
 /* The type of output i >= 1, which the graph may not name. It is the same as where it is named,
- * axes in order: strides decide which library serves the step, and so its bits, and of a step that
- * is computed again the output may be named the second time alone. */
+ * with axes in the same order: strides decide which library serves the step, and so its bits, and
+ * of a step that is computed again the output may be named the second time alone. */
 static void lower_output_type(lowering *l, ml_ref n, int i, ml_type *out) {
     const ml_op op = (ml_op)ml_graph_node(l->g, n)->op;
     if (ml_op_interfaces[op])

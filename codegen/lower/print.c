@@ -32,7 +32,7 @@ static void print_inst(const ml_kernel_ir *ir, int i, ml_text *out) {
         print_operand_access(inst, out);
         break;
     case ML_INST_MAP:
-        ml_text_add(out, "%s", ml_ops[inst->op].name);
+        ml_text_add(out, "%s%s", inst->quick ? "quick " : "", ml_ops[inst->op].name);
         for (int s = 0; s < 3; s++)
             if (inst->src[s] != ML_NO_INST) ml_text_add(out, " %%%d", inst->src[s]);
         break;
