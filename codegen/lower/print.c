@@ -101,6 +101,29 @@ const char *ml_step_label(const ml_step *step) {
     return labelled ? step->kernel->label : ml_step_kind_name(step->kind);
 }
 
+/* What a library chooses its kernel by: sizes and strides. */
+static void print_gemm(const ml_gemm *g, ml_text *out) {
+    const long long sizes[] = {g->m, g->n, g->k, g->batch[0], g->batch[1], g->batch[2]};
+    const long long strides[] = {g->a_row, g->a_col, g->b_row, g->b_col, g->c_row, g->c_col};
+    ml_text_add(out, "  m %lld n %lld k %lld batch %lld %lld %lld, strides", sizes[0], sizes[1],
+                sizes[2], sizes[3], sizes[4], sizes[5]);
+    for (int i = 0; i < 6; i += 2)
+        ml_text_add(out, " %c %lld %lld", "abc"[i / 2], strides[i], strides[i + 1]);
+    ml_text_add(out, "%s\n",
+                g->accumulate                     ? " accumulates"
+                : g->epilogue == ML_EPILOGUE_BIAS ? " bias"
+                                                  : "");
+}
+
+static void print_attention(const ml_attention_step *a, ml_text *out) {
+    ml_text_add(out, "  heads %lld of %lld, seq %lld of %lld, strides", (long long)a->heads,
+                (long long)a->kv_heads, (long long)a->seq, (long long)a->kv_seq);
+    for (int i = 0; i < a->operand_count; i++)
+        ml_text_add(out, "%s %lld %lld %lld", i ? "," : "", (long long)a->strides[i].batch[0],
+                    (long long)a->strides[i].head, (long long)a->strides[i].seq);
+    ml_text_add(out, "\n");
+}
+
 void ml_lower_print(const ml_schedule *s, ml_text *out) {
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
@@ -116,14 +139,8 @@ void ml_lower_print(const ml_schedule *s, ml_text *out) {
                 ml_text_add(out, " over reads %llx", (unsigned long long)step->may_alias[v]);
         }
         ml_text_add(out, "\n");
-        if (step->gemm != NULL)
-            ml_text_add(out, "  m %lld n %lld k %lld batch %lld %lld %lld%s\n",
-                        (long long)step->gemm->m, (long long)step->gemm->n,
-                        (long long)step->gemm->k, (long long)step->gemm->batch[0],
-                        (long long)step->gemm->batch[1], (long long)step->gemm->batch[2],
-                        step->gemm->accumulate                     ? " accumulates"
-                        : step->gemm->epilogue == ML_EPILOGUE_BIAS ? " bias"
-                                                                   : "");
+        if (step->gemm != NULL) print_gemm(step->gemm, out);
+        if (step->attention != NULL) print_attention(step->attention, out);
         if (step->ir != NULL) ml_kernel_ir_print(step->ir, step, out);
         if (step->few_rows != NULL && step->few_rows->computes != NULL)
             ml_kernel_ir_print(step->few_rows->computes, NULL, out);

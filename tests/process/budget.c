@@ -124,6 +124,29 @@ PROCESS_TEST(memory_budget) {
     process_expect(&r, "--memory takes a size such as 60GiB or 800MiB");
 }
 
+/* What a GPU's libraries choose their kernels by is the same whatever is computed again: bits of a
+ * product, or of attention, do not depend on the budget. */
+PROCESS_TEST(memory_budget_of_libraries) {
+    static const char *const models[] = {"llama.lua\" layers=3 embed=256 heads=4 kv_heads=2",
+                                         "gpt.lua\" layers=3 embed=256 heads=4",
+                                         "gpt_moe.lua\" layers=2"};
+    static const char *const how[] = {"", "MLUA_RECOMPUTE=0", "MLUA_RECOMPUTE=1"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const char *first = NULL;
+        for (size_t j = 0; j < sizeof how / sizeof *how; j++) {
+            process_result r = process_shell(room, 0,
+                                             "MLUA_DEBUG=3 %s \"$MLUA\" check \"$ROOT/models/%s "
+                                             "batch=64 --dtype bf16 --device h200 2>&1 | "
+                                             "grep -aE '^  (m|heads) .* strides' | sort -u",
+                                             how[j], models[i]);
+            process_expect(&r, "heads");
+            if (!first) first = ml_arena_copy(room->arena, r.output, strlen(r.output));
+            EXPECT(strcmp(first, r.output) == 0, "%s: with %s\n%s\nelse\n%s", models[i], how[j],
+                   r.output, first);
+        }
+    }
+}
+
 static void budgets_of_models(process_room *room) {
     static const char *const dtypes[] = {"f32", "bf16"};
     static const char *const models[] = {"llama.lua\" layers=2 sample=0 batch=2",
