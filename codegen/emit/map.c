@@ -127,10 +127,13 @@ static const char *function_map(function_printer *p, ml_ref n) {
         operands[i] = function_value(p, sources[i]);
     ml_dtype dtype = (ml_dtype)ml_graph_type(g, n)->dtype;
     const char *name = ml_arena_format(p->out->arena, "%s%u", p->prefix, p->names.count);
+    const bool rounds =
+        ml_is_narrow(dtype) && node->op != ML_OP_CAST && !ml_op_is(node->op, ML_EXACT);
     ml_text_add(p->out, "const %s %s = ", emit_compute_type(dtype), name);
+    if (rounds) ml_text_add(p->out, "ml_round_%s(", ml_dtypes[dtype].name);
     ml_emit_map(p->out, (ml_op)node->op, dtype, (ml_dtype)ml_graph_type(g, sources[0])->dtype,
                 operands);
-    ml_text_add(p->out, ";\n");
+    ml_text_add(p->out, rounds ? ");\n" : ";\n");
     return name;
 }
 

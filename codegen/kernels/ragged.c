@@ -267,7 +267,9 @@ static void set_sizes(printer *p) {
 
 static ml_kernel *choose_file(printer *p, const char *file, const char *label) {
     label = ml_arena_format(p->text.arena, "ragged_%s%s", p->r->outer ? "outer" : "dot", label);
-    return template_file(&p->text, file, label, pointers(p));
+    ml_kernel *kernel = template_file(&p->text, file, label, pointers(p));
+    kernel->contracts = !p->r->gated; /* bits as those of a kernel of loops */
+    return kernel;
 }
 
 static ml_kernel *mma_kernel(printer *p) {
@@ -311,6 +313,7 @@ static ml_kernel *squares_kernel(printer *p) {
 
 static ml_kernel *gated_kernel(printer *p) {
     ml_kernel *kernel = template_file(&p->text, "ragged_gated.cu", "gated", pointers(p));
+    kernel->contracts = false;
     template_launch(kernel, p->r->batch * p->r->rows, 1, 1, 256, 0);
     return kernel;
 }

@@ -10,6 +10,11 @@
 #endif
 
 #if GATED
+#ifndef MLUA_EMULATED /* as in kernels of loops: results are rounded to bf16 */
+#define ml_exp_f32 ml_quick_exp_f32
+#define ml_sigmoid_f32 ml_quick_sigmoid_f32
+#define ml_tanh_f32 ml_quick_tanh_f32
+#endif
 ML_INLINE float gated(float x0, float x1, float x2, float x3) {
     (void)x2, (void)x3;
     GATED_BODY

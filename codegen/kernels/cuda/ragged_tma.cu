@@ -55,11 +55,6 @@
 #define S_ROW 512LL
 #define S_COL 1LL
 #endif
-#if GATED && !defined(MLUA_EMULATED) /* results are rounded to bf16 */
-#define ml_exp_f32 ml_quick_exp_f32
-#define ml_sigmoid_f32 ml_quick_sigmoid_f32
-#define ml_tanh_f32 ml_quick_tanh_f32
-#endif
 #include "ragged_gated.cuh"
 #include "ragged_wgmma.cuh"
 #include "tma.cuh"

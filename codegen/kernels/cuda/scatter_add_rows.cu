@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
     long long batch = key / ROWS, row = key % ROWS;
     long long place = RESULT_BATCH(batch) + row * ROW_STRIDE + RESULT_COLUMN(column);
     results out;
-    if (BASED) {
-        out = *(const results *)((const MEMORY *)a.p[BASE_AT] + place);
-        for (int j = 0; j < WIDTH; j++) sum[j] += out.x[j];
-    }
+#if BASED /* in f32 or f64 */
+    out = *(const results *)((const MEMORY *)a.p[BASE_AT] + place);
+    for (int j = 0; j < WIDTH; j++) sum[j] += out.x[j];
+#endif
     for (int j = 0; j < WIDTH; j++) out.x[j] = STORE((REAL)sum[j]);
     *(results *)((MEMORY *)a.p[RESULT_AT] + place) = out;
 }
