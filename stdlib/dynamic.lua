@@ -13,7 +13,7 @@ local packing = require "mlua.packing"
 local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
-local ALONE, TOGETHER = 8, 4 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
+local ALONE, TOGETHER = 16, 8 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end

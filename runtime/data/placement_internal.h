@@ -18,6 +18,7 @@ typedef struct {
     ml_step_placement *out;
     candidate *all;
     uint32_t count;
+    int longer; /* rows of larger groups may be so many lengths longer than they need to be */
 } planner;
 
 /* Ranks or groups, the least loaded one first. */

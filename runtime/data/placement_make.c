@@ -178,27 +178,53 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
                 ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
                          (long long)c->sequence.length);
         c->group = (int)(group - p->costs->group);
-        c->shorter = c->group ? i + 1 : i;
     }
 }
 
+/* ---- The plan of a step ---------------------------------------------------------------------- */
+
+static void place(planner *p) {
+    ml_step_placement *out = p->out;
+    for (uint32_t i = 0; i < p->count; i++) p->all[i].shorter = p->all[i].group ? i + 1 : i;
+    out->sequence = ML_NEW_ARRAY(p->arena, ml_sequence, p->count + 1);
+    out->seconds = ML_NEW_ARRAY(p->arena, double, p->costs->ranks);
+    if (p->costs->together) {
+        place_together(p);
+    } else if (p->costs->slots > 0) {
+        place_in_slots(p);
+    } else {
+        for (int g = p->costs->count - 1; g > 0; g--) place_on_groups(p, g);
+        place_alone(p);
+    }
+}
+
+static double busiest(const planner *p) {
+    double most = 0;
+    for (int64_t r = 0; r < p->costs->ranks; r++)
+        if (p->out->seconds[r] > most) most = p->out->seconds[r];
+    return most;
+}
+
+/* A short sequence takes longer on a row of a larger group, but may save a rank a row whose length
+ * it begins: which of the two is more follows from whole plans. */
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out) {
+    enum { SEQUENCES = 512 }; /* of all plans that are compared: their time is that of sequences */
+    ml_step_placement next = {.tokens = rows * columns};
     planner p = {.arena = arena, .costs = costs, .out = out};
-    *out = (ml_step_placement){.tokens = rows * columns};
+    *out = next;
     find_sequences(&p, documents, rows, columns);
-    out->sequence = ML_NEW_ARRAY(arena, ml_sequence, p.count + 1);
-    out->seconds = ML_NEW_ARRAY(arena, double, costs->ranks);
-    if (costs->together) {
-        place_together(&p);
-        return;
+    place(&p);
+    int lengths = costs->slots > 0 ? 0 : costs->group[costs->count - 1].count;
+    double least = busiest(&p);
+    p.out = &next;
+    for (p.longer = 1; p.longer < lengths && (uint32_t)p.longer * p.count < SEQUENCES; p.longer++) {
+        next = (ml_step_placement){.tokens = rows * columns};
+        place(&p);
+        if (busiest(&p) >= least) continue;
+        least = busiest(&p);
+        *out = next;
     }
-    if (costs->slots > 0) {
-        place_in_slots(&p);
-        return;
-    }
-    for (int g = costs->count - 1; g > 0; g--) place_on_groups(&p, g);
-    place_alone(&p);
 }
 
 /* One row of `length` tokens. */

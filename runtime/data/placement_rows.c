@@ -137,7 +137,8 @@ uint32_t long_rows(planner *p, int g, uint32_t i, ml_microbatch **made) {
     *made = NULL;
     i = next_long(p, g, i);
     if (i == p->count) return i;
-    int row = row_for(group, p->all[i].sequence.length);
+    int row = row_for(group, p->all[i].sequence.length) + p->longer;
+    if (row >= group->count) row = group->count - 1;
     ml_microbatch *m = *made = microbatch_begin(p, g, 0);
     for (int64_t e = 0; e < ml_placement_rows(p->costs, g); e++) {
         int64_t room = group->row[row].tokens * group->ranks;

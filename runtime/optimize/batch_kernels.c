@@ -6,6 +6,7 @@
  * prevent others from moving. No step passes one that writes what it touches or touches what it
  * writes, where a state and its new value are one thing, for they are to share their memory. None
  * prolongs the life of a large tensor until others are computed that might have used its memory.
+ * What begins sums over microbatches moves to the beginning, where one launch does so for all sums.
  * Each kernel runs with the blocks that it has alone, so results are equal to the bit. */
 #include "runtime/optimize/optimize.h"
 
@@ -103,7 +104,7 @@ static void move_small(batches *b) {
         uint32_t t = b->order[from];
         const ml_step *step = &b->s->steps.at[t];
         if (is_fixed(b, t, true)) fixed = from;
-        if (step->kind != ML_STEP_KERNEL || !is_small(step)) continue;
+        if (step->kind != ML_STEP_KERNEL || !is_small(step) || step->members > 0) continue;
         uint32_t end = first_conflict(b, t);
         if (end > fixed) end = fixed;
         if (end > from + FARTHEST + 1) end = from + FARTHEST + 1;
@@ -169,11 +170,11 @@ static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_
     return found;
 }
 
-/* One step of all members, at the position of the first of them. */
-static void join(batches *b, const uint32_t *members, int count) {
+/* The operands of one step of all members, at the position of the first of them; the others are
+ * taken. */
+static ml_step *join_operands(batches *b, const uint32_t *members, int count) {
     ml_schedule *s = b->s;
     ml_step *into = &s->steps.at[members[0]], whole = *into;
-    const ml_kernel *kernels[MOST];
     int reads = into->read_count, writes = into->write_count;
     whole.values = ML_NEW_ARRAY(s->arena, uint32_t, count * (reads + writes) + 1);
     whole.may_alias = ML_NEW_ARRAY(s->arena, uint64_t, count * writes + 1);
@@ -181,7 +182,6 @@ static void join(batches *b, const uint32_t *members, int count) {
     whole.bytes = 0;
     for (int m = 0; m < count; m++) {
         const ml_step *member = &s->steps.at[members[m]];
-        kernels[m] = member->kernel;
         whole.flops += member->flops;
         whole.bytes += member->bytes;
         for (int i = 0; i < reads; i++) whole.values[m * reads + i] = member->values[i];
@@ -191,12 +191,48 @@ static void join(batches *b, const uint32_t *members, int count) {
         }
         b->taken[members[m]] = m > 0;
     }
-    whole.kernel = ML_NEW(s->arena, ml_kernel);
-    ml_kernel_batch(kernels, count, s->arena, whole.kernel);
     whole.members = count;
     whole.read_count = count * reads;
     whole.write_count = count * writes;
     *into = whole;
+    return into;
+}
+
+static void join(batches *b, const uint32_t *members, int count) {
+    const ml_kernel *kernels[MOST];
+    for (int m = 0; m < count; m++) kernels[m] = b->s->steps.at[members[m]].kernel;
+    ml_step *whole = join_operands(b, members, count);
+    whole->kernel = ML_NEW(b->s->arena, ml_kernel);
+    ml_kernel_batch(kernels, count, b->s->arena, whole->kernel);
+}
+
+/* Whether step t begins a sum over microbatches where it is, and nothing touches it before. */
+static bool begins_sum(const batches *b, uint32_t t) {
+    const ml_step *step = &b->s->steps.at[t];
+    if (step->kind != ML_STEP_KERNEL || step->ir != NULL || step->node == 0 ||
+        ml_graph_node(b->s->graph, step->node)->op != ML_OP_WHERE)
+        return false;
+    uint32_t sum = storage_of(b, step, 1);
+    return b->s->storages.at[sum].kind == ML_STORAGE_STATE &&
+           b->old[storage_of(b, step, 2)] == sum && b->uses.use[b->uses.of_storage[sum]].step == t;
+}
+
+static void join_sums(batches *b) {
+    const ml_schedule *s = b->s;
+    uint32_t members[MOST];
+    int count = 0;
+    for (uint32_t t = 0; t <= b->count; t++) {
+        const ml_step *step = t < b->count ? &s->steps.at[t] : NULL, *first = NULL;
+        if (step && !begins_sum(b, t)) continue;
+        if (count > 0) first = &s->steps.at[members[0]];
+        bool joins = step && (!first || (step->values[0] == first->values[0] &&
+                                         s->values.at[step->values[2]].type.dtype ==
+                                             s->values.at[first->values[2]].type.dtype));
+        if ((!step || count == MOST) && count > 1)
+            ml_template_reset(b->s, join_operands(b, members, count));
+        if (count == MOST) count = 0;
+        if (joins) members[count++] = t;
+    }
 }
 
 void plan_batch_kernels(ml_plan *plan) {
@@ -205,6 +241,7 @@ void plan_batch_kernels(ml_plan *plan) {
     find_storages(&b, &plan->roots);
     step_uses_find(s, b.old, s->arena, &b.uses);
     find_kinds(&b);
+    join_sums(&b);
     if (!plan->roots.often) move_small(&b); /* of short steps the order of nodes is the best */
     uint32_t *begin[2]; /* after a fixed step; of large kernels and of small ones */
     for (int small = 0; small < 2; small++) {

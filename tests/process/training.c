@@ -234,8 +234,9 @@ PROCESS_TEST(checked_draws) {
     process_expect(&r, "drew 6");
 }
 
-/* Both gradients of tied embeddings are added to the sum of microbatches where it is. */
-PROCESS_TEST(gradients_of_tied_embeddings) {
+/* Both gradients of tied embeddings are added to the sum of microbatches where it is, and all sums
+ * begin in one launch. */
+PROCESS_TEST(sums_over_microbatches_in_place) {
     process_result r = process_run(room, 0, "MLUA_DEBUG=3",
                                    "check --device h200 $ROOT/models/llama.lua layers=1 embed=64"
                                    " heads=2 kv_heads=2 ffn=96 seq=64 batch=4 accum=2 sample=0");
@@ -245,4 +246,8 @@ PROCESS_TEST(gradients_of_tied_embeddings) {
     REQUIRE(writes != NULL && writes < end);
     const char *state = strstr(writes, " in state ");
     CHECK(state != NULL && state < end);
+    const char *begin = strstr(r.output, "kernel reset of ");
+    REQUIRE(begin != NULL);
+    CHECK(strstr(begin + 1, "kernel reset of ") == NULL);
+    CHECK(begin < strstr(r.output, "accumulate"));
 }
