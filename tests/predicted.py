@@ -1,7 +1,7 @@
 """Predicted steps beside measured ones: python3 tests/predicted.py [--mlua build/mlua] [one|several|published]
 
-One H200 and several: tokens a second and GPU of tests/README.md (22 November 2026; two of them 27 November, medians of
-tests/tuned.py). Nothing runs on a device: the times are those of `mlua check --device h200`. Prints the tables of tests/README.md.
+One H200 and several: tokens a second and GPU of tests/README.md (22 November 2026; those of two 27 November,
+all but tp and cp by tests/tuned.py). Nothing runs on a device: the times are those of `mlua check --device h200`. Prints the tables of tests/README.md.
 """
 import argparse, json, math, subprocess
 
@@ -19,7 +19,7 @@ SEVERAL = [  # layout, GPUs, mesh, model, further settings, tokens/s of a GPU, e
     ("FSDP", 2, "dp=2", GPT, "batch=32 layout=fsdp", 63929, None),
     ("parameters in parts", 8, "dp=8", GPT, "batch=64 layout=fsdp reshard=false", 65204, 3.1),
     ("tensor and sequence", 4, "dp=2,tp=2", GPT, "batch=32", 58062, 9.2), ("gathered context", 4, "dp=2,cp=2", GPT, "batch=32", 52835, 8.5),
-    ("tensor and sequence", 2, "tp=2", GPT, "batch=32", 60857, None), ("gathered context", 2, "cp=2", GPT, "batch=32", 59147, None),
+    ("tensor and sequence", 2, "tp=2", GPT, "batch=16", 59803, 4.1), ("gathered context", 2, "cp=2", GPT, "batch=16", 56828, 4.7),
     ("tokens exchanged", 4, "ep=4", MOE, "batch=16 exchange=2", 47139, 12.3),
     ("1f1b", 4, "pp=4", GPT, "batch=32 accum=16", 53419, 20.7),
     ("interleaved", 4, "pp=4", GPT, "batch=32 accum=16 schedule=interleaved", 59161, 9.9),
