@@ -109,7 +109,9 @@ ml_graph *pass_shard(pass_context *c) {
 
 ml_graph *pass_decompose(pass_context *c) {
     ml_plan *plan = c->plan;
-    return ml_decompose(plan->graph, &plan->roots, plan->target->longest_materialized);
+    const int64_t longest = plan->target->longest_materialized;
+    if (!ml_decompose_applies(plan->graph, longest)) return plan->graph;
+    return ml_decompose(plan->graph, &plan->roots, longest);
 }
 
 /* Simplify what was duplicated, and count its collectives anew. */

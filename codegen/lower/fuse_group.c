@@ -348,7 +348,6 @@ static void *copy_of(lowering *l, const void *from, size_t bytes) {
 /* `group` lives in the builder's memory. */
 static uint32_t new_group(lowering *l, const lower_group *group) {
     level_search search = {.l = l};
-    if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
     lower_group *own = ML_PUSH(l->scratch, &l->groups);
     uint32_t id = l->groups.count - 1;
     *own = *group;
@@ -503,7 +502,11 @@ static void place_opaque(lowering *l, ml_ref n) {
 }
 
 void fuse_groups(lowering *l) {
-    if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
+    uint32_t count = 1;
+    for (ml_ref n = 1; n < l->count; n++)
+        count += l->info[n].role == LOWER_ROOT || l->info[n].role == LOWER_OPAQUE;
+    ML_VEC_RESERVE(l->scratch, &l->groups, count);
+    (void)ML_PUSH(l->scratch, &l->groups);
     for (ml_ref n = 1; n < l->count; n++) {
         if (!l->info[n].reached) continue;
         int role = l->info[n].role;

@@ -10,6 +10,9 @@ static void prepare(lowering *l) {
     l->stamp = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     l->number = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     l->kernels.arena = l->pack_index.arena = l->scratch;
+    /* About as many as there will be: arrays that grow leave their old memory behind. */
+    ML_VEC_RESERVE(l->arena, &l->s->values, l->count / 2 + 1);
+    ML_VEC_RESERVE(l->arena, &l->s->storages, l->count / 4 + 1);
     for (uint32_t n = 0; n < l->count; n++) {
         l->info[n].value = l->info[n].storage = l->info[n].partial_value = LOWER_NONE;
         if (n > 0) l->narrow |= ml_is_narrow(ml_graph_type(l->g, n)->dtype);
@@ -18,6 +21,7 @@ static void prepare(lowering *l) {
 
 static void make_steps(lowering *l) {
     uint32_t count, *order = lower_order(l, &count);
+    ML_VEC_RESERVE(l->arena, &l->s->steps, count + 1);
     for (uint32_t i = 0; i < count; i++) {
         lower_group *group = &l->groups.at[order[i]];
         if (group->opaque)

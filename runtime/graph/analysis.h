@@ -42,6 +42,7 @@ double ml_flops(const ml_graph *g, ml_ref n);
 double ml_random_uniform(int64_t key, int64_t index);
 uint64_t ml_random_bits(int64_t key, int64_t index); /* all of u */
 /* Replace attention over at most `longest` keys, and what no kernel supports, by its definition. */
+bool ml_decompose_applies(const ml_graph *g, int64_t longest);
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
 
 #endif

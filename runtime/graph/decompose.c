@@ -3,11 +3,22 @@
 #include "runtime/graph/op_interface.h"
 #include "runtime/graph/rewrite.h"
 
+static bool decomposes(const ml_graph *g, ml_ref node, int64_t longest) {
+    const ml_op_interface *own = ml_op_interfaces[ml_graph_node(g, node)->op];
+    return own && own->decomposes && own->decomposes(g, node, longest);
+}
+
+bool ml_decompose_applies(const ml_graph *g, int64_t longest) {
+    for (ml_ref node = 1; node < ml_graph_count(g); node++)
+        if (decomposes(g, node, longest)) return true;
+    return false;
+}
+
 static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
     const int64_t *longest = r->context;
     const ml_op_interface *own = ml_op_interfaces[ml_graph_node(r->from, node)->op];
     ml_ref copy = rewrite_copy(r, node, sources);
-    if (!own || !own->decomposes || !own->decomposes(r->to, copy, *longest)) return copy;
+    if (!decomposes(r->to, copy, *longest)) return copy;
     ml_ref *outputs = r->outputs[node] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
     own->define(r->to, copy, outputs);
     return outputs[0];

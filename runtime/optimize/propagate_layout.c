@@ -62,7 +62,10 @@ static ml_ref move_past_map(rewrite *r, ml_ref n, const ml_ref *sources) {
 static ml_ref move_past_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
     static const bool moves[][2] = {{true, true}, {true, false}, {false, true}};
     int count = ml_graph_node(r->from, n)->source_count;
-    for (int i = 0; i < 3; i++) {
+    bool any = false;
+    for (int k = 0; k < count && k < 2; k++)
+        any = any || unpermuted(r->to, sources[k]) != sources[k];
+    for (int i = 0; any && i < 3; i++) {
         ml_ref moved[3]; /* the third is a scale */
         for (int k = 0; k < count; k++)
             moved[k] = k < 2 && moves[i][k] ? unpermuted(r->to, sources[k]) : sources[k];

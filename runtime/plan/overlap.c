@@ -579,6 +579,9 @@ static void schedule_rewrite(const overlap *o, ml_schedule *s, const waits *w) {
         head[w->wait_at[t]] = t;
     }
     __typeof__(s->steps) steps = {0};
+    uint32_t all = o->count;
+    for (uint32_t t = 0; t < o->count; t++) all += w->wait_at[t] != NONE;
+    ML_VEC_RESERVE(s->arena, &steps, all + 1);
     for (uint32_t i = 0; i <= o->count; i++) {
         for (uint32_t t = head[i]; t != NONE; t = next[t])
             *ML_PUSH(s->arena, &steps) = wait_step(s, &steps.at[w->position[t]]);
