@@ -199,9 +199,11 @@ end
 
 local function add_result(result)
   if not options.results then return end
-  local file, problem = io.open(options.results, "a")
+  local file, problem = io.open(options.results, "a+")
   if not file then core.fail("--results: " .. problem) end
-  file:write(core.to_json(result), "\n")
+  local cut = file:seek "end" > 0 and file:seek("end", -1) and file:read(1) ~= "\n" -- an earlier search ended within a line
+  file:seek "end"
+  file:write(cut and "\n" or "", core.to_json(result), "\n")
   file:close()
 end
 

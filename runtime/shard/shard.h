@@ -16,8 +16,8 @@
  * Redistribution between placements: split -> whole all-gather, partial -> whole all-reduce,
  * partial -> split reduce-scatter, split -> other split all-to-all, whole -> split a local slice.
  * Each is made once for a node and placement, except that parameters which the forward pass
- * gathered are gathered again for the backward pass where the layout has it so. Linear ops keep
- * partial sums partial while nothing else needs them. Products by groups of rows (experts) are
+ * gathered are gathered again for the backward pass where the layout asks for it. Linear ops
+ * keep partial sums partial while nothing else needs them. Products by groups of rows (experts) are
  * followed by elementwise ops on the rows of a rank's own groups (ML_OWNED) until they are summed;
  * where the layout has an `exchange`, the rows of a split batch are sent to their groups' ranks
  * instead (ML_SENT, ragged/moe_dispatch.c). Attention whose queries are cut shares causal work

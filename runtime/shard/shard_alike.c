@@ -85,11 +85,11 @@ bool shard_chosen(sharder *s, ml_ref n, ml_placements *need, ml_placements *out)
     struct shard_choices *c = s->choices;
     const int sources = ml_graph_node(s->from, n)->source_count;
     describe(s, n);
-    uint32_t cursor = 0, found = ML_INDEX_NONE;
-    const uint64_t hash = c->known ? wanted_hash(c) : 0;
-    if (c->known) do
-            found = ml_index_next(&c->index, hash, &cursor);
-        while (found != ML_INDEX_NONE && !same_words(c, &c->list.at[found]));
+    if (!c->known) return false;
+    uint32_t cursor = 0, found;
+    const uint64_t hash = wanted_hash(c);
+    do found = ml_index_next(&c->index, hash, &cursor);
+    while (found != ML_INDEX_NONE && !same_words(c, &c->list.at[found]));
     if (found == ML_INDEX_NONE) return false;
     const ml_placements *places = c->places.at + c->list.at[found].places;
     for (int k = 0; k < sources; k++) need[k] = places[k];

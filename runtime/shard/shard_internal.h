@@ -133,8 +133,8 @@ static inline bool shard_along(ml_placement p, int position) {
 /* The versions of a value that the pass at hand may use: call with 0, then with the last one. */
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version);
 /* Parameters that the forward pass gathers over mesh axis i the backward pass gathers again, where
- * the layout has it so. Other values are gathered once; whether the backward pass gathers them
- * again is for the budget of memory (passes/recompute.c). */
+ * the layout asks for it. Other values are gathered once; passes/recompute.c decides by the budget
+ * of memory whether the backward pass gathers them again. */
 bool shard_gathers_again(const sharder *s, ml_ref n, int i);
 void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered);
 

@@ -572,9 +572,8 @@ static const vm_entry methods[] = {
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
     {"cost", program_cost, "gpu?: string -> number, number",
-     "seconds of a run, or of a microbatch on the slowest pipeline rank, by the table of an H100 "
-     "or "
-     "of `gpu`, and those of its attention: to compare programs"},
+     "seconds of a run, or of a microbatch on the slowest pipeline rank, and those of its "
+     "attention, by the table of an H100 or of `gpu`: to compare programs"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},

@@ -29,8 +29,7 @@ typedef struct {
     double flops;           /* of one step */
     double busiest;         /* ml_shard_balance */
     const ml_plan *largest; /* the program that needs the most, with the others' states */
-    int64_t host_bytes,
-        offloaded_bytes; /* of all programs: pinned; copied there in a run of each */
+    int64_t host_bytes, offloaded_bytes;     /* of all programs: pinned; copied in a run of each */
     const struct ml_pipeline_plan *pipeline; /* of the program that runs most often, if it is cut */
     int64_t peak_bytes, other_bytes;         /* of it; what only other programs use */
     int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
