@@ -252,13 +252,76 @@ static bool is_exchanged(const ml_plan *plan, uint32_t state) {
     return false;
 }
 
-/* What the optimizer's program will add, which sets the parameters after all microbatches: two
- * moments in f32 of each parameter whose gradients the plan sums. Where stages of several ranks
- * hold it, its gradient and new value as they are sent, and as much of temporaries, in the arena.
- */
-static int64_t moment_bytes(const ml_plan *plan) {
-    int64_t bytes = 0, sent = 0;
-    if (plan->roots.microbatches <= 1) return 0;
+/* What the optimizer's program, which sets the parameters after all microbatches, needs beside
+ * the plan. */
+typedef struct {
+    int64_t states;      /* bytes that it adds */
+    int64_t temporaries; /* bytes of the arena that are alive at once */
+    int64_t copies;      /* bytes of the arena for copies of what is sent */
+} update_memory;
+
+static bool overlaps(const ml_layout *layout, const ml_target *target,
+                     const ml_compile_options *options) {
+    if (layout == NULL) return false;
+    return options->overlap == ML_AUTO ? target->kind == ML_TARGET_CUDA
+                                       : options->overlap == ML_ALWAYS;
+}
+
+/* Temporaries of a sum of gradients, of which each rank holds a part of `sum` bytes. What ranks
+ * have added up, over one mesh axis after another, is alive until the norm of all gradients is
+ * known: `moment` bytes of it in the end. A reduce-scatter sends a copy where what each rank gets
+ * is not in one piece: beside other work copies of many sums are alive. Returns what is alive. */
+static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_placements *to,
+                           int64_t sum, int64_t moment, update_memory *needs) {
+    const ml_layout *layout = plan->layout;
+    const ml_placements from =
+        ml_layout_place(layout, plan->graph, &state->type, state->kind, state->name);
+    bool partial = false, pieces = false;
+    int64_t part = sum, alive = 0;
+    for (int i = 0; i < layout->count; i++) {
+        if (from.over[i].kind != ML_PARTIAL_SUM) continue;
+        partial = true;
+        if (to->over[i].kind != ML_SPLIT) continue;
+        if (part < sum) alive += memory_padded(part);
+        part /= layout->axis[i].size;
+        pieces |= to->over[i].axis > 0;
+    }
+    if (!partial) return 0;
+    alive += moment;
+    needs->temporaries += alive;
+    if (pieces && overlaps(layout, plan->target, plan->options))
+        needs->copies += sum;
+    else if (pieces && sum > needs->copies)
+        needs->copies = sum;
+    return alive;
+}
+
+/* Of one sum of gradients: two moments in f32 of its parameter, and temporaries. Where stages of
+ * several ranks hold it, also its gradient and new value as they are sent, and the sum of all
+ * stages'. */
+static void add_update(const ml_plan *plan, const ml_storage *storage, update_memory *needs) {
+    const ml_state *state = ml_graph_state(plan->graph, storage->id);
+    const int64_t sum = memory_padded(storage->bytes);
+    ml_type local = state->type;
+    int64_t reduced = 0;
+    if (plan->layout != NULL) {
+        ml_placements places =
+            ml_layout_place(plan->layout, plan->graph, &state->type, ML_STATE_OPTIMIZER,
+                            state->name != NULL ? state->name : "a sum of gradients");
+        local = ml_layout_local(plan->layout, &state->type, &places);
+        reduced =
+            add_reduced(plan, state, &places, sum, memory_padded(ml_type_bytes(&local)), needs);
+    }
+    needs->states += 2 * memory_padded(ml_type_bytes(&local));
+    if (!is_exchanged(plan, storage->id)) return;
+    needs->states += 2 * sum;
+    if (reduced != sum) needs->temporaries += sum; /* else ranks add up in the same memory */
+}
+
+/* Nothing where there are no microbatches. */
+static update_memory update_needs(const ml_plan *plan) {
+    update_memory needs = {0};
+    if (plan->roots.microbatches <= 1) return needs;
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;
@@ -266,25 +329,16 @@ static int64_t moment_bytes(const ml_plan *plan) {
             const ml_storage *storage = &s->storages.at[i];
             if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
             seen[storage->id] = true;
-            const ml_state *state = ml_graph_state(plan->graph, storage->id);
-            ml_type type = state->type;
-            if (state->kind != ML_STATE_GRADIENT) continue;
-            if (plan->layout != NULL) {
-                ml_placements places =
-                    ml_layout_place(plan->layout, plan->graph, &type, ML_STATE_OPTIMIZER,
-                                    state->name != NULL ? state->name : "a sum of gradients");
-                type = ml_layout_local(plan->layout, &type, &places);
-            }
-            bytes += 2 * memory_padded(ml_type_bytes(&type));
-            if (is_exchanged(plan, storage->id)) sent += 2 * memory_padded(storage->bytes);
+            if (ml_graph_state(plan->graph, storage->id)->kind == ML_STATE_GRADIENT)
+                add_update(plan, storage, &needs);
         }
     }
-    return bytes + sent + (sent > plan->arena_bytes ? sent - plan->arena_bytes : 0);
+    return needs;
 }
 
 /* As far as the choice asks for it and the peak does not fit beside what is reserved. */
 static void offload(ml_plan *plan, const plan_choice *choice) {
-    int64_t limit = plan->target->memory_bytes - moment_bytes(plan);
+    int64_t limit = plan->target->memory_bytes - update_needs(plan).states;
     if (choice->offload == OFFLOAD_NONE || plan->peak_bytes <= limit) return;
     compile_offload(plan, limit, choice->offload == OFFLOAD_ALL);
     log_steps(plan, "offload", "temporaries wait for the backward pass in host memory");
@@ -363,7 +417,7 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
 
 /* The same of a pipeline's stages. */
 static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *choice) {
-    int64_t limit = plan->target->memory_bytes - moment_bytes(plan);
+    int64_t limit = plan->target->memory_bytes - update_needs(plan).states;
     if (choice->offload == OFFLOAD_NONE) return;
     if (plan->peak_bytes > limit)
         pipeline_offload(plan, coordinate, limit, choice->offload == OFFLOAD_ALL, compile_offload);
@@ -430,7 +484,10 @@ static void measure(const ml_plan *plan, plan_size *size) {
         size->weight_grad |= p->stages[v].waves.weight_grad;
     }
     size->states = least_states(plan, size->caches);
-    size->moments = moment_bytes(plan);
+    const update_memory update = update_needs(plan);
+    const int64_t arena = update.temporaries + update.copies;
+    size->moments = update.states;
+    size->shared = plan->peak_bytes - plan->arena_bytes + arena;
 }
 
 static bool is_pipeline(const ml_compile_input *in) {
@@ -496,8 +553,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
                    !in->roots->often;
     plan_choice first = {.kept = 1};
     if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;
-    first.overlap =
-        in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);
+    first.overlap = overlaps(in->layout, target, options);
     first.param_cache = in->cut != NULL && !options->no_param_cache &&
                         (in->layout != NULL || (gpu && !target->no_fuse));
     *plan = NULL;

@@ -20,8 +20,13 @@ static int64_t limit_of(const search *s) {
     return s->fit->limit - s->size.moments;
 }
 
+/* Of both programs. */
+static int64_t peak_of(const plan_size *size) {
+    return size->peak > size->shared ? size->peak : size->shared;
+}
+
 static bool fits(const search *s, const plan_size *size) {
-    return size->peak <= limit_of(s);
+    return peak_of(size) <= limit_of(s);
 }
 
 static bool attempt(search *s, const plan_choice *choice) {
@@ -29,7 +34,7 @@ static bool attempt(search *s, const plan_choice *choice) {
     s->fit->attempt(s->fit->context, choice, &s->size);
     bool fit = fits(s, &s->size);
     bool better = s->found ? fit && s->size.seconds < s->best_size.seconds
-                           : fit || s->size.peak < s->best_size.peak;
+                           : fit || peak_of(&s->size) < peak_of(&s->best_size);
     if (better) {
         s->best = *choice;
         s->best_size = s->size;

@@ -35,6 +35,8 @@ typedef struct {
                          where there are to be none */
     int64_t states;   /* bytes that the plan of any choice takes, at least */
     int64_t moments;  /* bytes to reserve for the program that sets the parameters */
+    int64_t shared;   /* the peak, but with the temporaries of that program in the arena, which both
+                         share */
     double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */

@@ -13,6 +13,7 @@ typedef struct {
     int64_t cheap; /* more where what is cheap is computed again nowhere, as it is tried first */
     bool hopeless; /* that does not fit by a look at the graph */
     int64_t moments, states;
+    int64_t update, cache; /* of the program that sets the parameters: bytes; more with a cache */
     double no_cache_seconds;
     int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
     int count;
@@ -40,6 +41,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
                                   .reach = peak,
                                   .keeps_all = keeps_all,
                                   .moments = s->moments,
+                                  .shared = s->update + (choice->param_cache ? s->cache : 0),
                                   .states = s->states,
                                   .seconds = seconds,
                                   .caches = choice->param_cache && s->no_cache != 0,
@@ -106,6 +108,22 @@ TEST(plan, fits_with_moments) {
     const sizes s = {.base = 1000, .no_cache = 100, .moments = 150};
     CHECK_TEXT(fit(s, 1150).attempts, "100CO");
     CHECK_TEXT(fit(s, 1100).attempts, "100CO 0CO 0O 100O");
+}
+
+/* Temporaries of that program need room beside the cache too: where there is none, it is given up,
+ * though the program of the microbatches would fit with less kept. */
+TEST(plan, fits_with_update) {
+    const sizes s = {.base = 1000,
+                     .all = 500,
+                     .no_cache = 100,
+                     .update = 700,
+                     .cache = 100,
+                     .no_cache_seconds = 29};
+    for (int64_t limit = 700; limit <= 1000; limit += 20) {
+        sizes done = fit(s, limit);
+        CHECK(done.last.peak <= limit && done.last.shared <= limit);
+    }
+    CHECK(!fit(s, 780).last.caches && fit(s, 820).last.caches);
 }
 
 /* What is cheap is computed again in deferred tasks too, before anything else. */

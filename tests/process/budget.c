@@ -96,6 +96,49 @@ TEST(long, budgets_of_layouts) {
     process_in_room(budgets_of_layouts);
 }
 
+/* In steps of half a MiB from `low` to what the model takes where it may: whatever fits in less
+ * memory fits in more, and no peak is above its budget. */
+static void check_monotone(process_room *room, const char *model, double low) {
+    const double most = planned(room, "MLUA_HOST_LINK=50", model);
+    int fitting = 0;
+    EXPECT(low < most, "%s: takes %.2f MiB", model, most);
+    for (double budget = low; budget < most + 0.5; budget += 0.5) {
+        process_result r =
+            process_run(room, PROCESS_ANY_CODE, "MLUA_HOST_LINK=50",
+                        "check %s --device cpu --json --memory %.2fMiB", model, budget);
+        const double peak = process_number(r.output, "\"peak_bytes\":") / (1 << 20);
+        if (r.code != 0) process_expect(&r, "the program needs");
+        EXPECT(r.code == 0 || fitting == 0, "%s: less than %.2f MiB is enough", model, budget);
+        EXPECT(r.code != 0 || peak <= budget, "%s: %.2f MiB of %.2f", model, peak, budget);
+        fitting += r.code == 0;
+    }
+    EXPECT(fitting > 2, "%s: %d budgets fit", model, fitting);
+}
+
+static const char parameters[] = "\"$ROOT/models/gpt.lua\" layers=6 embed=128 heads=4 vocab=500 "
+                                 "batch=16 seq=64 accum=4 --dtype bf16";
+
+/* The program that sets the parameters takes more temporaries than that of the microbatches. */
+PROCESS_TEST(memory_budget_is_monotone) {
+    check_monotone(room, ml_arena_format(room->arena, "%s --mesh dp=2", parameters), 14);
+}
+
+static void budgets_are_monotone(process_room *room) {
+    static const char *const layouts[] = {"",
+                                          "--mesh dp=2",
+                                          "--mesh dp=2 --layout preset=fsdp",
+                                          "--mesh dp=2 --layout zero=false",
+                                          "--mesh tp=2,dp=2",
+                                          "--mesh dp=2,cp=2"};
+    static const double low[] = {20, 10, 8, 20, 5, 6};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        check_monotone(room, ml_arena_format(room->arena, "%s %s", parameters, layouts[i]), low[i]);
+}
+
+TEST(long, budgets_are_monotone) {
+    process_in_room(budgets_are_monotone);
+}
+
 PROCESS_TEST(memory_budget) {
     check_budgets(room, small, FEW, false);
     check_budgets(room, small, BUDGETS, true);
