@@ -320,8 +320,10 @@ static void add_update(const ml_plan *plan, const ml_storage *storage, update_me
 
 /* Nothing where there are no microbatches. */
 static update_memory update_needs(const ml_plan *plan) {
+    const int64_t scalars = 1 << 14; /* bytes: counters, terms of norms that stages exchange */
     update_memory needs = {0};
     if (plan->roots.microbatches <= 1) return needs;
+    needs.states = scalars;
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;

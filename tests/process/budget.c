@@ -129,8 +129,10 @@ static void budgets_are_monotone(process_room *room) {
                                           "--mesh dp=2 --layout preset=fsdp",
                                           "--mesh dp=2 --layout zero=false",
                                           "--mesh tp=2,dp=2",
-                                          "--mesh dp=2,cp=2"};
-    static const double low[] = {20, 10, 8, 20, 5, 6};
+                                          "--mesh dp=2,cp=2",
+                                          "--mesh pp=2",
+                                          "--mesh pp=2,dp=2"};
+    static const double low[] = {20, 10, 8, 20, 5, 6, 10, 8};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         check_monotone(room, ml_arena_format(room->arena, "%s %s", parameters, layouts[i]), low[i]);
 }
