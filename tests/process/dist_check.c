@@ -96,7 +96,8 @@ DIST_TEST(gathers_of_slow_links) {
                         "accum=8 --device h200 --mesh dp=384,tp=8");
         peak[i] = process_number(r.output, "\"peak_bytes\":");
     }
-    CHECK(peak[0] > 0 && peak[1] < peak[0] + 3.0 * (1 << 30)); /* a layer's are 1.7 GiB */
+    /* 2.33 GiB: parameters of a layer are 1.7, of two 3.4. */
+    CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.5 * (1 << 30));
 }
 
 /* What ranks do alike, and that they wait for one another, a run says at its start, of programs
