@@ -1,44 +1,44 @@
 #!/usr/bin/env bash
-# Dynamic context parallelism on two GPUs beside static layouts, in one run: tests/dynamic.sh [OUTPUT-FOLDER]
-# 12 layers, 2048 wide, lengths as tests/dynamic_lengths.lua draws them, up to 4,096, at most 2,048 tokens of a
-# sequence a rank, 8 microbatches. The last lines are a table:
-#   short, long  static throughput without context parallelism on documents of up to 2,048 tokens (dp=2), and with
-#                cp=2 on longer ones
-#   static       cp=2 for all documents
-#   dynamic      cp="dynamic" for all documents; its ratio to `static`, and to the harmonic mean of `short` and `long`
+# Dynamic context parallelism beside static layouts, in one run: RANKS=2 tests/dynamic.sh [OUTPUT-FOLDER]
+# 12 layers, 2048 wide, lengths as tests/dynamic_lengths.lua draws them, up to 2,048 tokens for each of RANKS GPUs
+# (2; 4 ...), at most 2,048 tokens of a sequence a rank, 8 microbatches. The last lines are a table:
+#   cp1, cp2 ... static throughput with so many ranks a sequence on the documents that need so many
+#   static       all documents with RANKS ranks a sequence
+#   dynamic      cp="dynamic" for all documents; its ratio to `static`, and to the harmonic mean of cp1, cp2 ...
 #                weighted by their shares of tokens
-# STEPS a run (16), of which the first 6 do not count; MODEL are further settings.
+# STEPS a run (16), of which the first 6 do not count; MODEL are further settings, EACH the tokens of a sequence a rank.
 set -u
 cd "$(dirname "$0")/.."
-out=${1:-$(mktemp -d)} steps=${STEPS:-16} mlua=${MLUA:-build/mlua}
+out=${1:-$(mktemp -d)} steps=${STEPS:-16} mlua=${MLUA:-build/mlua} ranks=${RANKS:-2} each=${EACH:-2048}
+most=$((each * ranks))
 mkdir -p "$out"
 export MLUA_CACHE=${MLUA_CACHE:-$out/cache}
 read -ra model <<<"layers=12 embed=2048 heads=16 kv_heads=16 ffn=5632 vocab=32000 sample=0 warmup=200 ${MODEL:-}"
-"$mlua" run tests/dynamic_lengths.lua out="$out" --device cpu | tee "$out/lengths.txt" || exit 1
+"$mlua" run tests/dynamic_lengths.lua out="$out" most=$most each="$each" --device cpu | tee "$out/lengths.txt" || exit 1
 
-run() { # name, data, options of the layout, settings
-    local name=$1 data=$2 layout=$3
-    shift 3
-    timeout "${LIMIT:-200}" "$mlua" run models/llama.lua "${model[@]}" steps="$steps" data="$out/$data.bin" \
-        pack=document -n 2 --layout "zero=false$layout" "$@" --json >"$out/$name.json" 2>"$out/$name.txt" ||
-        { echo "$name failed: $(tail -n 3 "$out/$name.txt")"; return 1; }
+run() { # NAME DATA CP LAYOUT: windows for CP ranks, in groups of CP
+    local cp=$3
+    timeout "${LIMIT:-200}" "$mlua" run models/llama.lua "${model[@]}" steps="$steps" data="$out/$2.bin" \
+        pack=document seq=$((each * cp)) batch=$((8 * ranks / cp)) accum=8 -n "$ranks" \
+        --mesh dp=$((ranks / cp)),cp="$cp" --layout "zero=false$4" --json >"$out/$1.json" 2>"$out/$1.txt" ||
+        { echo "$1 failed: $(tail -n 3 "$out/$1.txt")"; return 1; }
 }
-run short short "" seq=2048 batch=16 accum=8 --mesh dp=2
-run long long "" seq=4096 batch=8 accum=8 --mesh cp=2
-run static all "" seq=4096 batch=8 accum=8 --mesh cp=2
-run dynamic all ,cp=dynamic seq=4096 batch=8 accum=8 --mesh cp=2
-if [ "${RING:-1}" = 1 ]; then
-    run long-ring long ,context=ring seq=4096 batch=8 accum=8 --mesh cp=2
-    run static-ring all ,context=ring seq=4096 batch=8 accum=8 --mesh cp=2
-    run dynamic-ring all ,cp=dynamic,context=ring seq=4096 batch=8 accum=8 --mesh cp=2
-fi
+compare() { # SUFFIX LAYOUT
+    for ((cp = 1; cp <= ranks; cp *= 2)); do
+        [ "$cp" = 1 ] && [ -n "$1" ] || run "cp$cp$1" "cp$cp" "$cp" "$2"
+    done
+    run "static$1" all "$ranks" "$2"
+    run "dynamic$1" all "$ranks" ",cp=dynamic$2"
+}
+compare "" ""
+[ "${RING:-1}" = 0 ] || compare -ring ,context=ring
 grep -h "^sequences" "$out"/dynamic*.txt
-python3 - "$out" <<'PY'
+python3 - "$out" $((8 * ranks * each)) <<'PY'
 import json, re, statistics, sys
-out = sys.argv[1]
-share = float(re.search(r"([\d.]+) of tokens", open(out + "/lengths.txt").read()).group(1))
+out, tokens = sys.argv[1], int(sys.argv[2])
+shares = {name: float(s) for name, s in re.findall(r"(cp\d+) ([\d.]+)", open(out + "/lengths.txt").read())}
 speed = {}
-for name in "short long static dynamic long-ring static-ring dynamic-ring".split():
+for name in [n + r for r in ("", "-ring") for n in [*shares, "static", "dynamic"]]:
     try:
         lines = [json.loads(line) for line in open(f"{out}/{name}.json") if line.startswith("{")]
     except OSError:
@@ -46,17 +46,17 @@ for name in "short long static dynamic long-ring static-ring dynamic-ring".split
     lines = [line for line in lines if line.get("step", 0) > 6 and "tokens_per_s" in line]
     if not lines:
         continue
-    # each step's tokens over its time: medians of steps, as steps differ in their documents the mean beside
+    # tokens of a step over its mean time, as steps differ in their documents; the median beside it
     times = [line["step_ms"] for line in lines]
-    tokens = 32768
     speed[name] = tokens / statistics.mean(times) * 1e3
     print(f"{name:13} {speed[name]:9.0f} tokens/s, median step {statistics.median(times):7.1f} ms, "
           f"{min(times):7.1f} to {max(times):7.1f}, {lines[-1].get('memory_gib', 0):.1f} GiB, loss {lines[-1]['loss']:.4f}")
 for ring in ("", "-ring"):
     try:
-        mean = 1 / ((1 - share) / speed["short"] + share / speed["long" + ring])
-        print(f"dynamic{ring}: {speed['dynamic' + ring] / speed['static' + ring]:.3f} of static cp=2, "
-              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (share of long {share:.3f})")
+        static = {n: speed.get(n + ring) or speed[n] for n in shares}
+        mean = 1 / sum(share / static[n] for n, share in shares.items())
+        print(f"dynamic{ring}: {speed['dynamic' + ring] / speed['static' + ring]:.3f} of static, "
+              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (shares {shares})")
     except KeyError:
         pass
 PY

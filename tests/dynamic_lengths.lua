@@ -1,8 +1,8 @@
 -- The documents that tests/dynamic.sh trains on: lognormal lengths, those outside of the bounds drawn anew, each whole in a window.
 --   mlua run tests/dynamic_lengths.lua out=DIR least=128 most=4096 each=2048
--- Three files of tokens, Megatron's, whose windows of `most` (short.bin: `each`) tokens hold whole documents and, where no other
--- fits, one shorter than `least`: all.bin; short.bin of those up to `each`; long.bin of the longer ones, filled up with short ones.
--- Prints the share of tokens in documents longer than `each`, and of those that fill windows up.
+-- Files of tokens, Megatron's, whose windows hold whole documents and, where no other fits, one shorter than `least`: all.bin has
+-- windows of `most` tokens; cp1.bin, cp2.bin, cp4.bin ... windows of 1, 2, 4 times `each` for documents that need so many ranks,
+-- filled up with documents of up to `each`. Prints the share of tokens in documents of each class, and of those that fill windows up.
 local m = require "mlua"
 local cfg = m.config { out = ".", least = 128, most = 4096, each = 2048, mean = 1024, sigma = 1.5, windows = 400, seed = 1 }
 
@@ -38,11 +38,12 @@ local function windows(size, next_first, next_fill)
   return documents, filled / (cfg.windows * size)
 end
 
-local function longer(than)
+-- Draws documents of more than `above` and at most `most` tokens.
+local function between(above, most)
   return function()
     while true do
       local length = draw()
-      if (length > cfg.each) == than then return length end
+      if length > above and length <= most then return length end
     end
   end
 end
@@ -51,13 +52,19 @@ local function write(name, documents) m.write_tokens(cfg.out .. "/" .. name .. "
 
 if m.rank() == 0 then
   local all, filled = windows(cfg.most, function(ahead) return table.remove(ahead, 1) or draw() end, draw)
-  local long, tokens = 0, 0
-  for _, d in ipairs(all) do
-    tokens = tokens + #d
-    if #d > cfg.each then long = long + #d end
-  end
   write("all", all)
-  write("short", (windows(cfg.each, function(ahead) return table.remove(ahead, 1) or longer(false)() end, longer(false))))
-  write("long", (windows(cfg.most, longer(true), longer(false))))
-  print(("%d documents, %.4f of tokens in longer ones than %d, %.4f fill windows up"):format(#all, long / tokens, cfg.each, filled))
+  local tokens, shares, ranks, short = 0, {}, 1, between(0, cfg.each)
+  for _, d in ipairs(all) do tokens = tokens + #d end
+  while true do
+    local above, most, own = ranks > 1 and cfg.each * ranks // 2 or 0, cfg.each * ranks, 0
+    for _, d in ipairs(all) do
+      if #d > above and #d <= most then own = own + #d end
+    end
+    local first = between(above, most)
+    write("cp" .. ranks, (windows(most, ranks > 1 and first or function(ahead) return table.remove(ahead, 1) or first() end, short)))
+    shares[#shares + 1] = ("cp%d %.4f"):format(ranks, own / tokens)
+    if most >= cfg.most then break end
+    ranks = ranks * 2
+  end
+  print(("%d documents; shares of tokens: %s; %.4f fill windows up"):format(#all, table.concat(shares, ", "), filled))
 end
