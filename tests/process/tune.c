@@ -164,13 +164,15 @@ TEST(long, tune_of_175_billion) {
     process_in_room(tune_large);
 }
 
-/* At least as fast, as predicted, as the layouts by hand of tests/predicted.py. */
+/* At least as fast, as predicted, as the layouts by hand of tests/predicted.py: in 40 s, as how
+ * many layouts are planned within the default of 10 s depends on the machine's other work. */
 static void tune_published(process_room *room) {
     static const char *const runs[][3] = {
         {"layers=96 embed=12288 heads=96 vocab=131072 seq=4096 sample=0 batch=1152 --device h100",
-         "--gpus 96", "accum=1152 --mesh pp=12,tp=8 --layout schedule=interleaved,chunks=2"},
+         "--gpus 96 --within 40",
+         "accum=1152 --mesh pp=12,tp=8 --layout schedule=interleaved,chunks=2"},
         {"layers=105 embed=20480 heads=128 vocab=51200 seq=2048 sample=0 batch=2520 --device a100",
-         "--gpus 2520", "accum=280 --mesh pp=35,dp=9,tp=8"},
+         "--gpus 2520 --within 40", "accum=280 --mesh pp=35,dp=9,tp=8"},
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         double rate[2];
@@ -180,7 +182,7 @@ static void tune_published(process_room *room) {
                             hand ? "check" : "tune", runs[i][0], hand ? runs[i][2] : runs[i][1]);
             rate[hand] = process_number(r.output, "\"tokens_per_s\":");
         }
-        CHECK(rate[0] >= rate[1]);
+        EXPECT(rate[0] >= rate[1], "%s: %.0f tokens/s, %.0f by hand", runs[i][1], rate[0], rate[1]);
     }
 }
 
