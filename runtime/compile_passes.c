@@ -145,7 +145,8 @@ static bool recomputes_cheap(const pass_context *c) {
         c->choice.cheap == CHEAP_EVERYWHERE || (c->choice.cheap == CHEAP_UNDEFERRED && !deferred);
     return c->plan->options->recompute != ML_NEVER && on_gpu(c) && chosen;
 }
-/* Where what is kept does not fit, if nothing is computed again, what is cheap is at once. */
+/* Replace CHEAP_NOWHERE where a lower bound of the memory that it takes is above the limit: an
+ * attempt without recomputation could not fit. */
 static void decide_cheap(pass_context *c) {
     const ml_plan *plan = c->plan;
     int64_t limit = plan->target->memory_bytes;

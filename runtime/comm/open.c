@@ -51,7 +51,8 @@ static ml_status check_ranks(const ml_comm *comm, const int *ranks, int count) {
     return here ? ML_OK : ml_fail(ML_INTERNAL, "a group without this rank, %d", comm->rank);
 }
 
-/* The earlier indices at which all ranks created the groups that they ask for now; in *common. */
+/* The earlier indices at which all ranks created the group that each of them requests; in *common.
+ */
 static ml_status common_indices(ml_comm *comm, uint64_t mine, uint64_t *common) {
     uint64_t *words = ml_alloc((size_t)comm->world * sizeof *words);
     if (!words) return ml_fail(ML_NO_MEMORY, "no memory for a group of ranks");

@@ -41,8 +41,8 @@ typedef struct {
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
     int64_t scan;     /* positions of the longest scan that segments may cut; 0: there is none */
-    bool keeps_all;   /* what is cheap is computed again nowhere in it, as chosen: CHEAP_NOWHERE may
-                         be taken for CHEAP_UNDEFERRED where it cannot fit */
+    bool keeps_all; /* it was compiled with CHEAP_NOWHERE; false where that was chosen, but a lower
+                       bound of its memory is above the limit: CHEAP_UNDEFERRED replaced it */
 } plan_size;
 
 typedef struct {

@@ -1,8 +1,8 @@
-/* Nodes that are alike are cut alike: layers repeat, and the strategies of one are chosen for all.
- * What the choice for an op of the core depends on is written out as words (`describe`): the node,
- * and of each source its type, its use and where its versions are. The cuts that were chosen for
- * equal words are taken again. Ops with rules of their own may look further into the graph, and so
- * do strategies for rows of groups (ML_OWNED, ML_SENT): these are chosen for each node. */
+/* Memoizes the choice of strategies, as layers repeat. What the choice for an op of the core
+ * depends on is written out as words (`describe`): the node, and of each source its type, its use
+ * and where its versions are. The cuts that were chosen for equal words are taken again. Ops with
+ * rules of their own may look further into the graph, and so do strategies for rows of groups
+ * (ML_OWNED, ML_SENT): these are chosen for each node. */
 #include <string.h>
 
 #include "runtime/shard/shard_internal.h"
