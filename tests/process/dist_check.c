@@ -84,20 +84,24 @@ DIST_TEST(check_of_a_trillion) {
 }
 
 /* Where links are far slower than computation, parameters are still put together only a little
- * ahead of their users: not those of all layers at once. */
+ * ahead of their users: those of a layer, 1.7 GiB, not of all at once. Where all activations are
+ * kept the peak lies elsewhere, and is 2.33 GiB higher; two layers would be 3.4. */
 DIST_TEST(gathers_of_slow_links) {
-    static const char *const overlap[] = {"MLUA_OVERLAP=0", "MLUA_OVERLAP=1"};
-    double peak[2];
-    for (int i = 0; i < 2; i++) {
-        process_result r =
-            process_run(room, 0, overlap[i],
-                        "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=12 "
-                        "embed=24576 heads=192 seq=2048 batch=3072 vocab=51200 "
-                        "accum=8 --device h200 --mesh dp=384,tp=8");
-        peak[i] = process_number(r.output, "\"peak_bytes\":");
+    static const char *const kept[] = {"MLUA_RECOMPUTE=1", "MLUA_RECOMPUTE=0"};
+    static const double most[] = {2.0, 2.5};
+    for (int k = 0; k < 2; k++) {
+        double peak[2];
+        for (int i = 0; i < 2; i++) {
+            process_result r =
+                process_run(room, 0, ml_arena_format(room->arena, "%s MLUA_OVERLAP=%d", kept[k], i),
+                            "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=12 "
+                            "embed=24576 heads=192 seq=2048 batch=3072 vocab=51200 "
+                            "accum=8 --device h200 --mesh dp=384,tp=8");
+            peak[i] = process_number(r.output, "\"peak_bytes\":");
+        }
+        EXPECT(peak[0] > 0 && peak[1] < peak[0] + most[k] * (1 << 30), "%s: %.2f and %.2f GiB",
+               kept[k], peak[0] / (1 << 30), peak[1] / (1 << 30));
     }
-    /* 2.33 GiB: parameters of a layer are 1.7, of two 3.4. */
-    CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.5 * (1 << 30));
 }
 
 /* What ranks do alike, and that they wait for one another, a run says at its start, of programs
