@@ -11,11 +11,16 @@
  * This is selective recomputation: it is limited to values that cost at most one write, for a
  * product to read: what they are computed from is read by the backward phase's elementwise work
  * anyway. It stops when the writes add up to the given bytes. Where less is to be kept than that
- * leaves, recompute_parts.c chooses among all values, products and attention included. */
+ * leaves, recompute_parts.c chooses among all values, products and attention included.
+ *
+ * Where the backward phase gathers parameters again of which each rank holds a part (FSDP), what it
+ * computes again reads them so too: those of the forward phase would be alive until then. */
 #include "runtime/passes/passes.h"
 #include "runtime/passes/recompute_parts.h"
 
 #include <string.h>
+
+#include "runtime/graph/collectives.h"
 
 enum {
     MOST_EXPANDED = 40, /* nodes of one recomputation */
@@ -33,6 +38,7 @@ typedef struct {
     rewrite *r;
     bool *backward; /* by node: of the backward phase */
     bool *weight;   /* by node: a state, cast and moved: the same through the step */
+    bool *gathered; /* by node: a parameter that ranks gather in each phase anew */
     bool *table;    /* by node: made of constants and indices alone, such as rotary tables */
     uint8_t *fates;
     ml_ref *copies; /* by node of `from`: its copy in `to` */
@@ -75,6 +81,37 @@ static void find_phases(state *s) {
             s->weight[n] = s->weight[n] && s->weight[source];
             s->table[n] = s->table[n] && s->table[source];
         }
+    }
+}
+
+static bool gathers(const ml_graph *g, ml_ref n) {
+    ml_op op = ml_graph_node(g, n)->op;
+    return ml_ops[op].op_class == ML_CLASS_COLLECTIVE &&
+           !ml_collectives[ml_collective_of(op)].combines;
+}
+
+/* Over mesh axes over which the backward phase gathers parameters in nodes of its own. Vectors, as
+ * gains and biases, take little memory and stay. */
+static void find_gathered(state *s) {
+    const ml_graph *g = s->r->from;
+    bool again[ML_MAX_MESH] = {0};
+    bool *made = ML_NEW_ARRAY(s->r->scratch, bool, s->r->count); /* of parameters alone */
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        made[n] = s->weight[n] || ((moves || gathers(g, n)) && node->source_count > 0);
+        for (int i = 0; i < node->source_count; i++)
+            made[n] = made[n] && made[ml_graph_source(g, n, i)];
+        if (s->r->users[n] && s->backward[n] && made[n] && gathers(g, n) &&
+            node->flags & ML_NODE_COPY)
+            again[ml_graph_args(g, n)[0]] = true;
+    }
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!made[n] || s->backward[n]) continue;
+        s->gathered[n] = gathers(g, n) && again[ml_graph_args(g, n)[0]];
+        for (int i = 0; i < ml_graph_node(g, n)->source_count; i++)
+            s->gathered[n] = s->gathered[n] || s->gathered[ml_graph_source(g, n, i)];
+        if (ml_graph_type(g, n)->rank < 2) s->gathered[n] = false;
     }
 }
 
@@ -328,10 +365,12 @@ static void begin(rewrite *r) {
     s->backward = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->compared = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->gathered = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->table = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->fates = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     find_phases(s);
+    find_gathered(s);
     find_needs(s);
     find_readers(s);
     for (ml_ref n = 1; n < r->count; n++)
@@ -342,11 +381,12 @@ static void begin(rewrite *r) {
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* The copy of n for the backward phase; n itself where it is kept. Recursion is at most as deep as
+/* The copy of n for the backward phase; n itself where it is kept. Equal nodes are one: a parameter
+ * is gathered once for what is computed again and for gradients. Recursion is at most as deep as
  * a cut is expanded. */
 static ml_ref copy_of(state *s, ml_ref n) {
     rewrite *r = s->r;
-    if (s->fates[n] != COPIED) return r->map[n];
+    if (s->fates[n] != COPIED && !s->gathered[n]) return r->map[n];
     if (s->copies[n]) return s->copies[n];
     const ml_node *node = ml_graph_node(r->from, n);
     ml_ref *sources = ML_NEW_ARRAY(r->scratch, ml_ref, node->source_count);
