@@ -24,6 +24,9 @@
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
+#include <float.h>
+#include <string.h>
+
 /* Seconds. What is needed later than LATER waits for others to be one launch: gradients of weights,
  * but not what the next part of a layer, which may be several products away, is made of. */
 static const double SOON = 1e-3, LATER = 3e-3;
@@ -34,6 +37,19 @@ static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
 enum { WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
 typedef ML_VEC(uint32_t) step_list;
+typedef struct {
+    double available; /* when all before it is finished: what is listed has all of that placed */
+    uint32_t step;
+} eager_step;
+
+/* What is asked of steps again and again, a byte each: of WINDOW steps a line of a cache. */
+enum {
+    COLLECTIVE = 1,
+    GROWS = 2,  /* its output exceeds its input: an all-gather */
+    AT_ONCE = 4, /* a collective whose result is needed right behind it in the old order */
+    LEAVES = 8, /* can be left: the gradient of weights, which is not needed for long */
+    PLACED = 16,
+};
 
 typedef struct {
     const ml_schedule *s;
@@ -44,31 +60,34 @@ typedef struct {
     double *cost, *clock;  /* of a step; when computation would reach it in the old order */
     double *need, *latest; /* of a collective: when its result is needed, when it must start */
     uint32_t *user;        /* of a collective: the first step that needs it, or `count` */
+    uint8_t *marks;        /* COLLECTIVE ... PLACED */
     uint32_t *waiting;     /* steps before it that are not placed */
     double *available;     /* when all before the step that is placed is finished */
     uint32_t *later;       /* of an unplaced step of computation: the next one, or `count`; at
                               [count] the first */
     uint32_t *earlier;     /* the one before, or `count` */
-    bool *placed;
     bool *comm_copy;   /* pre-communication layout copy: read by no step but collectives, none an
                           all-gather */
     bool *gather_copy; /* the same, only all-gathers do; it has a `latest` too */
     uint32_t *group;   /* of a placed collective: those of a launch have the same number */
     uint32_t *order, placed_count, next, group_count;
-    step_list eager, spare; /* collectives whose operands are computed; memory for the next list */
-    double eager_first;     /* when one of them can start, at the earliest */
+    ML_VEC(eager_step) eager, fresh; /* collectives whose operands are computed; those that became
+                                        so while `eager` was gone through */
+    double eager_first;              /* when one of them can start, at the earliest */
+    bool walks;                      /* start_available goes through the list */
     step_list copies_ready; /* comm_copy steps whose operands are there */
     step_list early;        /* all-gathers and their copies: a heap, the first to start on top */
     step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
     uint32_t held_first[ML_MAX_MESH]; /* those before it have started */
     double held_bytes[ML_MAX_MESH], held_need[ML_MAX_MESH];
+    double bucket[ML_MAX_MESH]; /* bytes of a launch of BUCKET seconds */
     double progress; /* in the old order's time: of what is computed, whatever was left behind */
     double now, stream[ML_MAX_MESH]; /* when computation and the streams are free */
     int64_t ahead, most_ahead;       /* bytes of results of collectives that no step has used yet */
 } overlap;
 
 static bool is_collective(const overlap *o, uint32_t step) {
-    return o->s->steps.at[step].kind == ML_STEP_COLLECTIVE;
+    return o->marks[step] & COLLECTIVE;
 }
 
 static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
@@ -78,47 +97,10 @@ static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
 /* Whether a collective's output exceeds its input: an all-gather. Its result takes memory from the
  * start on, so it starts as late as its users allow; others start as soon as they can. */
 static bool grows(const overlap *o, uint32_t step) {
-    return value_bytes(o, step, 1) > value_bytes(o, step, 0);
+    return o->marks[step] & GROWS;
 }
 
 /* ---- Times ---- */
-double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
-    const ml_machine *m = &ml_machine_planned;
-    int64_t span = 1;
-    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
-    int host = target->host_ranks > 0 ? target->host_ranks : m->host_gpus;
-    double link = target->link_bytes > 0 ? (double)target->link_bytes : m->link_bytes;
-    return span > host ? m->network_bytes : m->link_share * link;
-}
-
-static double link_speed(const overlap *o, int axis) {
-    return plan_link_speed(o->layout, o->s->target, axis);
-}
-
-static double bucket_bytes(const overlap *o, int axis) {
-    return BUCKET * link_speed(o, axis);
-}
-
-static double loop_seconds(const ml_loop *loop, const ml_layout *layout) {
-    const ml_schedule *body = loop->plan->schedule;
-    double seconds = 0;
-    for (uint32_t t = 0; t < body->steps.count; t++) seconds += plan_step_seconds(body, layout, t);
-    return seconds * (double)loop->length;
-}
-
-double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
-    const ml_step *step = &s->steps.at[t];
-    if (step->host_copy != NULL) return 0;
-    if (step->kind != ML_STEP_COLLECTIVE) {
-        const ml_machine *m = &ml_machine_planned;
-        if (step->loop && step->loop->plan) return loop_seconds(step->loop, layout);
-        double work = step->flops / m->product_flops, moved = (double)step->bytes / m->memory_bytes;
-        return m->launch_seconds + (work > moved ? work : moved);
-    }
-    const ml_collective_step *c = step->collective;
-    return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
-}
-
 /* When each result is needed and, stream by stream, when all-gathers must start. */
 static void times_find(overlap *o) {
     double clock = 0, stream[ML_MAX_MESH];
@@ -197,8 +179,31 @@ static uint32_t early_pop(overlap *o) {
 }
 
 static void eager_push(overlap *o, uint32_t t) {
-    if (o->eager.count == 0 || available(o, t) < o->eager_first) o->eager_first = available(o, t);
-    *ML_PUSH(o->scratch, &o->eager) = t;
+    const eager_step ready = {available(o, t), t};
+    if (o->walks) {
+        *ML_PUSH(o->scratch, &o->fresh) = ready;
+        return;
+    }
+    if (o->eager.count == 0 || ready.available < o->eager_first) o->eager_first = ready.available;
+    *ML_PUSH(o->scratch, &o->eager) = ready;
+}
+
+/* Put what became ready in the walk at place `at` of the list, whose rest begins at *rest, and
+ * return the place behind it. */
+static uint32_t eager_insert(overlap *o, uint32_t at, uint32_t *rest) {
+    const uint32_t more = o->fresh.count;
+    while (at + more > *rest) { /* seldom: a step makes way for more than itself */
+        (void)ML_PUSH(o->scratch, &o->eager);
+        memmove(o->eager.at + *rest + 1, o->eager.at + *rest,
+                sizeof *o->eager.at * (o->eager.count - 1 - *rest));
+        ++*rest;
+    }
+    for (uint32_t i = 0; i < more; i++) {
+        o->eager.at[at + i] = o->fresh.at[i];
+        if (o->fresh.at[i].available < o->eager_first) o->eager_first = o->fresh.at[i].available;
+    }
+    o->fresh.count = 0;
+    return at + more;
 }
 
 static void ready(overlap *o, uint32_t t) {
@@ -213,7 +218,7 @@ static void ready(overlap *o, uint32_t t) {
 
 static void append(overlap *o, uint32_t t, double finish) {
     o->order[o->placed_count++] = t;
-    o->placed[t] = true;
+    o->marks[t] |= PLACED;
     for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
         uint32_t from = o->before.edge[e];
         if (!is_collective(o, from) || o->user[from] != t || !grows(o, from)) continue;
@@ -229,7 +234,7 @@ static void append(overlap *o, uint32_t t, double finish) {
         o->later[o->earlier[t]] = o->later[t];
         o->earlier[o->later[t]] = o->earlier[t];
     }
-    while (o->next < o->count && o->placed[o->next]) o->next++;
+    while (o->next < o->count && (o->marks[o->next] & PLACED)) o->next++;
 }
 
 /* Beside computation a launch takes up to three times as long as alone. Who needs a result that
@@ -258,7 +263,7 @@ static void hold(overlap *o, int axis, uint32_t t) {
 static bool flush(overlap *o, int axis) {
     double bytes = 0;
     uint32_t begin = o->held_first[axis], at = begin;
-    for (; at < o->held[axis].count && bytes < bucket_bytes(o, axis); at++) {
+    for (; at < o->held[axis].count && bytes < o->bucket[axis]; at++) {
         uint32_t t = o->held[axis].at[at];
         start(o, t, at == begin);
         bytes += ml_step_sent(o->s->steps.at[t].collective);
@@ -270,37 +275,43 @@ static bool flush(overlap *o, int axis) {
 
 static bool flush_all(overlap *o) {
     bool any = false;
-    for (int i = 0; i < ML_MAX_MESH; i++) any |= flush(o, i);
+    for (int i = 0; i < o->layout->count; i++) any |= flush(o, i);
     return any;
 }
 
+/* The list stays in order: what a start makes ready comes where the step was. */
 static void start_available(overlap *o) {
-    step_list list = o->eager;
-    if (list.count == 0 || o->eager_first > o->now) return;
-    o->eager = o->spare;
+    if (o->eager.count == 0 || o->eager_first > o->now) return;
+    uint32_t left = 0;
     int last = -1;
-    for (uint32_t i = 0; i < list.count; i++) {
-        uint32_t t = list.at[i];
-        int axis = o->s->steps.at[t].collective->mesh_axis;
-        if (available(o, t) > o->now) {
-            eager_push(o, t);
-        } else if (o->need[t] - o->progress > LATER) {
-            hold(o, axis, t);
-        } else {
-            start(o, t, axis != last);
-            last = axis;
+    o->walks = true;
+    o->eager_first = DBL_MAX;
+    for (uint32_t i = 0; i < o->eager.count;) {
+        const eager_step at = o->eager.at[i++];
+        if (at.available > o->now) {
+            if (at.available < o->eager_first) o->eager_first = at.available;
+            o->eager.at[left++] = at;
+            continue;
         }
+        const int axis = o->s->steps.at[at.step].collective->mesh_axis;
+        if (o->need[at.step] - o->progress > LATER) {
+            hold(o, axis, at.step);
+            continue;
+        }
+        start(o, at.step, axis != last);
+        last = axis;
+        left = eager_insert(o, left, &i);
     }
-    list.count = 0;
-    o->spare = list;
+    o->eager.count = left;
+    o->walks = false;
 }
 
 /* Collectives whose results are needed soon start; the others wait for one another and for an idle
  * stream, so that they never delay the former for long. */
 static void start_eager(overlap *o) {
     start_available(o);
-    for (int i = 0; i < ML_MAX_MESH; i++) {
-        bool idle = o->stream[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
+    for (int i = 0; i < o->layout->count; i++) {
+        bool idle = o->stream[i] <= o->now, full = o->held_bytes[i] >= o->bucket[i];
         bool due = o->held_need[i] - o->progress <= LATER;
         if (due)
             while (flush(o, i)) continue;
@@ -330,10 +341,10 @@ static bool start_early(overlap *o, bool forced) {
         const ml_collective_step *c = o->s->steps.at[t].collective;
         double busy = c ? o->stream[c->mesh_axis] - o->now : 0;
         double margin = SOON + (c ? o->cost[t] : SOON) + (busy > 0 ? busy : 0);
-        bool room = o->ahead < o->most_ahead, done = o->placed[t];
+        bool room = o->ahead < o->most_ahead, done = o->marks[t] & PLACED;
         bool due = at + margin >= o->latest[t] && (room || o->clock[t] <= at);
         bool joins = c && c->mesh_axis == axis && o->latest[t] <= limit && room &&
-                     bytes + ml_step_sent(c) <= bucket_bytes(o, c->mesh_axis);
+                     bytes + ml_step_sent(c) <= o->bucket[c->mesh_axis];
         if (!due && !joins && !forced && !done) break;
         if (available(o, t) > o->now && !done && !c) break; /* a kernel waits for a collective */
         early_pop(o);
@@ -362,13 +373,29 @@ static bool start_reached(overlap *o) {
         if (!is_collective(o, t) || !grows(o, t)) break;
         const ml_collective_step *c = o->s->steps.at[t].collective;
         bool joins =
-            c->mesh_axis == axis && bytes + ml_step_sent(c) <= bucket_bytes(o, c->mesh_axis);
+            c->mesh_axis == axis && bytes + ml_step_sent(c) <= o->bucket[c->mesh_axis];
         if (!joins) bytes = 0;
         start(o, t, !joins);
         bytes += ml_step_sent(c);
         axis = c->mesh_axis;
     }
     return any;
+}
+
+/* A product that is not needed for long: the gradient of weights. */
+static bool can_be_left(const overlap *o, uint32_t t) {
+    if (o->s->steps.at[t].kind != ML_STEP_GEMM) return false;
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
+        if (o->clock[o->after.edge[e]] - o->clock[t] < 4 * SOON) return false;
+    return true;
+}
+
+/* What follows from the times of the old order. */
+static void marks_add(overlap *o) {
+    for (uint32_t t = 0; t < o->count; t++) {
+        if (is_collective(o, t) && o->need[t] - o->clock[t] <= SOON) o->marks[t] |= AT_ONCE;
+        if (can_be_left(o, t)) o->marks[t] |= LEAVES;
+    }
 }
 
 /* The first step that can run at once among those that a collective still waits for; NONE where
@@ -378,7 +405,7 @@ static uint32_t leads_to(const overlap *o, uint32_t t) {
     for (uint32_t at = 0;; at++) {
         for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
             uint32_t from = o->before.edge[e], i = 0;
-            if (o->placed[from]) continue;
+            if (o->marks[from] & PLACED) continue;
             if (is_collective(o, from) || count == MOST_ANCESTORS) return NONE;
             while (i < count && list[i] != from) i++;
             if (i == count) list[count++] = from;
@@ -393,26 +420,19 @@ static uint32_t leads_to(const overlap *o, uint32_t t) {
 /* Whether a collective whose result is needed right away is close ahead: then there will be time
  * to fill. */
 static bool will_wait(const overlap *o) {
-    for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++)
-        if (!o->placed[t] && is_collective(o, t) && !grows(o, t) &&
-            o->need[t] - o->clock[t] <= SOON)
+    const uint32_t end = o->count - o->next > WINDOW ? o->next + WINDOW : o->count;
+    for (uint32_t t = o->next; t < end; t++)
+        if ((o->marks[t] & (PLACED | COLLECTIVE | GROWS | AT_ONCE)) == (COLLECTIVE | AT_ONCE))
             return true;
     return false;
-}
-
-/* A product that is not needed for long: the gradient of weights. */
-static bool can_be_left(const overlap *o, uint32_t t) {
-    if (o->s->steps.at[t].kind != ML_STEP_GEMM) return false;
-    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
-        if (o->clock[o->after.edge[e]] - o->clock[t] < 4 * SOON) return false;
-    return true;
 }
 
 /* A collective that is needed soon, and waits for computation close ahead: the first step of that
  * which can run. */
 static uint32_t urgent(const overlap *o) {
-    for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++) {
-        if (o->placed[t] || !is_collective(o, t)) continue;
+    const uint32_t end = o->count - o->next > WINDOW ? o->next + WINDOW : o->count;
+    for (uint32_t t = o->next; t < end; t++) {
+        if ((o->marks[t] & (PLACED | COLLECTIVE)) != COLLECTIVE) continue;
         if (o->waiting[t] == 0 || o->need[t] - o->progress > SOON) continue;
         return leads_to(o, t);
     }
@@ -430,7 +450,7 @@ static uint32_t choose(const overlap *o) {
     for (uint32_t t = o->later[o->count]; t < o->count && seen < WINDOW; t = o->later[t]) {
         seen++;
         if (o->waiting[t] != 0 || available(o, t) > o->now) continue;
-        if (!leave || !can_be_left(o, t)) return t;
+        if (!leave || !(o->marks[t] & LEAVES)) return t;
         if (left == NONE) left = t;
         if (++left_count == MOST_LEFT) break;
     }
@@ -600,6 +620,21 @@ static void schedule_rewrite(const overlap *o, ml_schedule *s, const waits *w) {
     s->steps = steps;
 }
 
+/* False where there are no collectives. */
+static bool marks_find(overlap *o) {
+    bool any = false;
+    o->marks = ML_NEW_ARRAY(o->scratch, uint8_t, (size_t)o->count + 1);
+    for (uint32_t t = 0; t < o->count; t++) {
+        if (o->s->steps.at[t].kind != ML_STEP_COLLECTIVE) continue;
+        bool gathers = value_bytes(o, t, 1) > value_bytes(o, t, 0);
+        o->marks[t] = COLLECTIVE | (gathers ? GROWS : 0);
+        any = true;
+    }
+    for (int i = 0; i < o->layout->count; i++)
+        o->bucket[i] = BUCKET * plan_link_speed(o->layout, o->s->target, i);
+    return any;
+}
+
 static void overlap_new(overlap *o) {
     size_t count = (size_t)o->count + 1;
     o->cost = ML_NEW_ARRAY(o->scratch, double, count);
@@ -613,11 +648,11 @@ static void overlap_new(overlap *o) {
     o->waiting = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->group = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->order = ML_NEW_ARRAY(o->scratch, uint32_t, count);
-    o->placed = ML_NEW_ARRAY(o->scratch, bool, count);
     o->comm_copy = ML_NEW_ARRAY(o->scratch, bool, count);
     o->gather_copy = ML_NEW_ARRAY(o->scratch, bool, count);
     step_dependencies_find(o->s, o->scratch, &o->before, &o->after);
     times_find(o);
+    marks_add(o);
     comm_copies_find(o);
     o->most_ahead = AHEAD_BYTES;
     for (uint32_t t = 0; t < o->count; t++)
@@ -646,9 +681,7 @@ static void overlap_body(void *context) {
     overlap o = {
         .s = s, .layout = call->plan->layout, .scratch = call->scratch, .count = s->steps.count};
     waits w;
-    bool any = false;
-    for (uint32_t t = 0; t < o.count; t++) any |= is_collective(&o, t);
-    if (!any) return;
+    if (!marks_find(&o)) return;
     overlap_new(&o);
     simulate(&o);
     waits_find(&o, &w);

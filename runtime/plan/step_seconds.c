@@ -1,0 +1,33 @@
+/* Estimates of a step's time, by which the planner orders steps (overlap.c) and weighs what to
+ * recompute: base/machine.h's rates, those of links from the target where it has them. */
+#include "runtime/base/machine.h"
+#include "runtime/plan/plan_internal.h"
+
+double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
+    const ml_machine *m = &ml_machine_planned;
+    int64_t span = 1;
+    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
+    int host = target->host_ranks > 0 ? target->host_ranks : m->host_gpus;
+    double link = target->link_bytes > 0 ? (double)target->link_bytes : m->link_bytes;
+    return span > host ? m->network_bytes : m->link_share * link;
+}
+
+static double loop_seconds(const ml_loop *loop, const ml_layout *layout) {
+    const ml_schedule *body = loop->plan->schedule;
+    double seconds = 0;
+    for (uint32_t t = 0; t < body->steps.count; t++) seconds += plan_step_seconds(body, layout, t);
+    return seconds * (double)loop->length;
+}
+
+double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
+    const ml_step *step = &s->steps.at[t];
+    if (step->host_copy != NULL) return 0;
+    if (step->kind != ML_STEP_COLLECTIVE) {
+        const ml_machine *m = &ml_machine_planned;
+        if (step->loop && step->loop->plan) return loop_seconds(step->loop, layout);
+        double work = step->flops / m->product_flops, moved = (double)step->bytes / m->memory_bytes;
+        return m->launch_seconds + (work > moved ? work : moved);
+    }
+    const ml_collective_step *c = step->collective;
+    return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
+}
