@@ -55,10 +55,9 @@ static void find_storages(batches *b, const ml_roots *roots) {
         uint32_t at = of_state[roots->updates[i].state];
         if (at != 0) b->old[s->values.at[s->update_values[i]].storage] = at - 1;
     }
-    step_uses plain;
-    step_uses_find(s, NULL, s->arena, &plain);
+    const step_span *spans = step_spans_find(s, s->arena);
     for (uint32_t i = 0; i < storages; i++) {
-        uint32_t written = step_first_write(&plain, i), read = step_last_read(&plain, i);
+        uint32_t written = spans[i].first_write, read = spans[i].last_read;
         bool temporary = s->storages.at[i].kind == ML_STORAGE_TEMPORARY && b->old[i] == i;
         if (temporary && written != NO_STEP) b->born[written] += s->storages.at[i].bytes;
         b->last_read[i] = read != NO_STEP ? read : 0;

@@ -54,12 +54,19 @@ static void treap_split(const place_heap *heap, uint32_t at, uint32_t key, uint3
 }
 
 static void free_insert(place_heap *heap, uint32_t range) {
-    place_range *ranges = heap->ranges;
-    uint32_t before, rest;
-    treap_split(heap, heap->root, range, &before, &rest);
-    ranges[range].left = ranges[range].right = NONE;
-    ranges[range].free = true;
-    heap->root = treap_merge(ranges, treap_merge(ranges, before, range), rest);
+    place_range *ranges = heap->ranges, *own = &ranges[range];
+    uint32_t *link = &heap->root;
+    while (*link != NONE && ranges[*link].weight > own->weight)
+        link = range_before(heap, *link, range) ? &ranges[*link].right : &ranges[*link].left;
+    treap_split(heap, *link, range, &own->left, &own->right);
+    own->free = true;
+    *link = range;
+}
+
+static void free_unlink(place_heap *heap, uint32_t *link) {
+    place_range *own = &heap->ranges[*link];
+    own->free = false;
+    *link = treap_merge(heap->ranges, own->left, own->right);
 }
 
 static void free_remove(place_heap *heap, uint32_t range) {
@@ -68,19 +75,19 @@ static void free_remove(place_heap *heap, uint32_t range) {
     while (*link != range) {
         link = range_before(heap, *link, range) ? &ranges[*link].right : &ranges[*link].left;
     }
-    *link = treap_merge(ranges, ranges[range].left, ranges[range].right);
-    ranges[range].free = false;
+    free_unlink(heap, link);
 }
 
-/* The smallest free range of at least `bytes`; NONE where there is none. */
-static uint32_t free_find(const place_heap *heap, int64_t bytes) {
-    uint32_t found = NONE;
-    for (uint32_t at = heap->root; at != NONE;) {
-        if (heap->ranges[at].bytes >= bytes) {
-            found = at;
-            at = heap->ranges[at].left;
+/* What leads to the smallest free range of at least `bytes`; NULL where there is none. */
+static uint32_t *free_find(place_heap *heap, int64_t bytes) {
+    uint32_t *found = NULL;
+    for (uint32_t *link = &heap->root; *link != NONE;) {
+        place_range *at = &heap->ranges[*link];
+        if (at->bytes >= bytes) {
+            found = link;
+            link = &at->left;
         } else {
-            at = heap->ranges[at].right;
+            link = &at->right;
         }
     }
     return found;
@@ -113,7 +120,7 @@ static void range_drop(place_heap *heap, uint32_t range) {
 }
 
 static uint32_t heap_take(place_heap *heap, int64_t bytes) {
-    uint32_t range = free_find(heap, bytes);
+    uint32_t *found = free_find(heap, bytes), range = found != NULL ? *found : NONE;
     if (range == NONE && heap->last != NONE && heap->ranges[heap->last].free) {
         range = heap->last; /* grow the free end of the arena */
         free_remove(heap, range);
@@ -126,7 +133,7 @@ static uint32_t heap_take(place_heap *heap, int64_t bytes) {
         heap->end += bytes;
         return range;
     }
-    free_remove(heap, range);
+    free_unlink(heap, found);
     int64_t rest = heap->ranges[range].bytes - bytes;
     if (rest > 0) {
         heap->ranges[range].bytes = bytes;

@@ -46,16 +46,23 @@ void step_uses_find(const ml_schedule *s, const uint32_t *same, ml_arena *arena,
     for (uint32_t i = 0; i < storages; i++) link_writes(out->use, at[i], at[i + 1]);
 }
 
-uint32_t step_first_write(const step_uses *u, uint32_t storage) {
-    for (uint32_t i = u->of_storage[storage]; i < u->of_storage[storage + 1]; i++)
-        if (u->use[i].writes) return u->use[i].step;
-    return NO_STEP;
-}
-
-uint32_t step_last_read(const step_uses *u, uint32_t storage) {
-    for (uint32_t i = u->of_storage[storage + 1]; i-- > u->of_storage[storage];)
-        if (!u->use[i].writes) return u->use[i].step;
-    return NO_STEP;
+step_span *step_spans_find(const ml_schedule *s, ml_arena *arena) {
+    step_span *spans = ML_NEW_ARRAY(arena, step_span, (size_t)s->storages.count + 1);
+    for (uint32_t i = 0; i < s->storages.count; i++)
+        spans[i] = (step_span){NO_STEP, NO_STEP, NO_STEP, NO_STEP};
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < value_count(s, t); i++) {
+            step_span *span = &spans[s->values.at[step->values[i]].storage];
+            if (span->first == NO_STEP) span->first = t;
+            span->last = t;
+            if (i < step->read_count)
+                span->last_read = t;
+            else if (span->first_write == NO_STEP)
+                span->first_write = t;
+        }
+    }
+    return spans;
 }
 
 /* ---- dependencies ---- */

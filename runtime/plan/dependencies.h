@@ -24,9 +24,12 @@ typedef struct {
 /* The uses of all steps. same[i] (NULL: i): the storage whose memory storage i will share, which is
  * listed instead of it. */
 void step_uses_find(const ml_schedule *s, const uint32_t *same, ml_arena *arena, step_uses *out);
-/* The first step that writes the storage, the last that reads it; NO_STEP. */
-uint32_t step_first_write(const step_uses *u, uint32_t storage);
-uint32_t step_last_read(const step_uses *u, uint32_t storage);
+/* By storage: the first and the last step that uses it, the first that writes and the last that
+ * reads it; NO_STEP: none. Much cheaper than all uses. */
+typedef struct {
+    uint32_t first, last, first_write, last_read;
+} step_span;
+step_span *step_spans_find(const ml_schedule *s, ml_arena *arena);
 
 /* A directed graph of steps: edges of step i are edge[first[i] .. first[i + 1]), ascending in
  * `after`; an edge may occur twice. */

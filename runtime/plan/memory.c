@@ -16,22 +16,39 @@ bool ml_value_contiguous(const ml_value *value) {
     return true;
 }
 
+static int members_of(const ml_step *step) {
+    return step->members > 0 ? step->members : 1;
+}
+
+static int member_of_write(const ml_step *step, int write) {
+    return write / (step->write_count / members_of(step));
+}
+
 /* Whether a step may write a result over the operand's memory. */
 static bool overwrites(const ml_step *step, int write, int read) {
-    int members = step->members > 0 ? step->members : 1, reads = step->read_count / members;
+    int reads = step->read_count / members_of(step);
     if (step->may_alias == NULL || reads == 0) return false;
-    int member = write / (step->write_count / members);
-    if (read / reads != member || read % reads >= 64) return false;
+    if (read / reads != member_of_write(step, write) || read % reads >= 64) return false;
     return step->may_alias[write] >> read % reads & 1;
 }
 
-bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
-                          uint32_t storage) {
+const uint32_t *memory_read_storages(const ml_schedule *schedule, const ml_step *step,
+                                     memory_reads *reads, ml_arena *scratch) {
+    if (reads->step == step) return reads->storages.at;
+    reads->step = step;
+    reads->storages.count = 0;
+    for (int i = 0; i < step->read_count; i++)
+        *ML_PUSH(scratch, &reads->storages) = schedule->values.at[step->values[i]].storage;
+    return reads->storages.at;
+}
+
+bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step,
+                          const uint32_t *storages, int write, uint32_t storage) {
     const ml_value *written = &schedule->values.at[step->values[step->read_count + write]];
     int width = ml_dtypes[written->type.dtype].bytes;
     for (int i = 0; i < step->read_count; i++) {
+        if (storages[i] != storage) continue;
         const ml_value *read = &schedule->values.at[step->values[i]];
-        if (read->storage != storage) continue;
         if (!overwrites(step, write, i)) return false;
         if (read->offset != written->offset || ml_dtypes[read->type.dtype].bytes != width) {
             return false;
@@ -42,12 +59,11 @@ bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int 
 
 /* Lifetimes of all storages, in steps; a storage that no step writes lives in step 0. */
 static void lifetimes_find(ml_schedule *s, int output_count, ml_arena *scratch) {
-    step_uses u;
-    step_uses_find(s, NULL, scratch, &u);
+    const step_span *spans = step_spans_find(s, scratch);
     for (uint32_t i = 0; i < s->storages.count; i++) {
-        uint32_t begin = u.of_storage[i], end = u.of_storage[i + 1];
-        s->storages.at[i].first = begin < end ? u.use[begin].step : 0;
-        s->storages.at[i].last = begin < end ? u.use[end - 1].step : 0;
+        bool used = spans[i].first != NO_STEP;
+        s->storages.at[i].first = used ? spans[i].first : 0;
+        s->storages.at[i].last = used ? spans[i].last : 0;
     }
     uint32_t end = s->steps.count > 0 ? s->steps.count - 1 : 0;
     for (int i = 0; i < output_count; i++) {
@@ -63,22 +79,26 @@ int64_t memory_padded(int64_t bytes) {
  * ends that of y, and the step may write x over y. Only buffers of equal size are reused, so that
  * no small tensor occupies a large block. */
 static void successors_find(const ml_schedule *s, const bool *is_output, uint32_t *successor,
-                            bool *reuses) {
+                            bool *reuses, ml_arena *scratch) {
+    memory_reads found = {0};
     for (uint32_t i = 0; i < s->storages.count; i++) successor[i] = NO_STORAGE;
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
+        const uint32_t *storages = memory_read_storages(s, step, &found, scratch);
+        const int reads = step->read_count / members_of(step);
         for (int w = 0; w < step->write_count && step->may_alias != NULL; w++) {
             uint32_t x = s->values.at[step->values[step->read_count + w]].storage;
             const ml_storage *started = &s->storages.at[x];
             if (started->kind != ML_STORAGE_TEMPORARY || started->first != t || reuses[x]) continue;
-            for (int r = 0; r < step->read_count && !reuses[x]; r++) {
+            const int begin = member_of_write(step, w) * reads;
+            for (int r = begin; r < begin + reads && !reuses[x]; r++) {
                 if (!overwrites(step, w, r)) continue;
-                uint32_t y = s->values.at[step->values[r]].storage;
+                uint32_t y = storages[r];
                 const ml_storage *ended = &s->storages.at[y];
                 if (ended->kind != ML_STORAGE_TEMPORARY || ended->last != t || y == x ||
                     is_output[y] || successor[y] != NO_STORAGE ||
                     memory_padded(ended->bytes) != memory_padded(started->bytes) ||
-                    !memory_may_overwrite(s, step, w, y)) {
+                    !memory_may_overwrite(s, step, storages, w, y)) {
                     continue;
                 }
                 successor[y] = x;
@@ -108,7 +128,7 @@ static void place_body(void *context) {
     for (int i = 0; i < call->output_count; i++) {
         is_output[s->values.at[s->output_values[i]].storage] = true;
     }
-    successors_find(s, is_output, successor, reuses);
+    successors_find(s, is_output, successor, reuses, call->scratch);
     for (uint32_t i = 0; i < count; i++) {
         const ml_storage *head = &s->storages.at[i];
         if (head->kind != ML_STORAGE_TEMPORARY || reuses[i]) continue;

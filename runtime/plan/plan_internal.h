@@ -30,11 +30,13 @@ void plan_graph_set(ml_plan *plan, ml_graph *graph);
 /* The same after pass `name`, which built it: verify and print it, where that is asked for. */
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 
-/* ---- overlap.c */
+/* ---- step_seconds.c */
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);
+
+/* ---- overlap.c */
 /* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 
@@ -47,10 +49,18 @@ void plan_add_workspace(ml_schedule *s, ml_step *step, int64_t bytes);
 void plan_export_outputs(ml_plan *plan);
 
 /* ---- memory.c */
+/* The storages that a step reads, by read: found once for the step that was asked for last, as one
+ * of many members has many results. */
+typedef struct {
+    const ml_step *step;
+    ML_VEC(uint32_t) storages;
+} memory_reads;
+const uint32_t *memory_read_storages(const ml_schedule *schedule, const ml_step *step,
+                                     memory_reads *reads, ml_arena *scratch);
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
  * reads of that storage are concerned. */
-bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
-                          uint32_t storage);
+bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step,
+                          const uint32_t *storages, int write, uint32_t storage);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
 int64_t memory_padded(int64_t bytes);

@@ -14,7 +14,8 @@ enum { NO_INDEX = UINT32_MAX };
 typedef struct {
     ml_plan *plan;
     ml_schedule *s;
-    step_uses uses;       /* without the copies that are appended */
+    step_span *spans;     /* without the copies that are appended */
+    memory_reads reads;
     bool *read_at_end;    /* by storage: an output or another state's update refers to it */
     uint32_t *storage_of; /* by state: its storage, or NO_INDEX */
     bool *updated;        /* by state */
@@ -74,7 +75,7 @@ static void work_fill(assign_work *work) {
 }
 
 /* Whether the new value can be computed right where the state is. */
-static bool update_in_place(const assign_work *work, int update) {
+static bool update_in_place(assign_work *work, int update) {
     const ml_schedule *s = work->s;
     uint32_t state = work->plan->roots.updates[update].state;
     const ml_value *value = &s->values.at[s->update_values[update]];
@@ -82,20 +83,21 @@ static bool update_in_place(const assign_work *work, int update) {
     ml_type local = plan_state(work->plan, state);
     const ml_type *type = &local;
     uint32_t old = work->storage_of[state];
-    uint32_t first = step_first_write(&work->uses, value->storage);
+    uint32_t first = work->spans[value->storage].first_write;
     if (storage->kind != ML_STORAGE_TEMPORARY || first == NO_STEP) return false;
     if (value->offset != 0 || !ml_value_contiguous(value) || !ml_type_equal(&value->type, type) ||
         storage->bytes != ml_type_bytes(type)) {
         return false;
     }
     if (old == NO_INDEX) return true;
-    uint32_t last = step_last_read(&work->uses, old);
+    uint32_t last = work->spans[old].last_read;
     if (work->read_at_end[old] || (last != NO_STEP && last > first)) return false;
     if (last == NO_STEP || last < first) return true;
     const ml_step *step = &s->steps.at[first];
+    const uint32_t *storages = memory_read_storages(s, step, &work->reads, s->arena);
     for (int w = 0; w < step->write_count; w++) {
         if (s->values.at[step->values[step->read_count + w]].storage != value->storage) continue;
-        if (!memory_may_overwrite(s, step, w, old)) return false;
+        if (!memory_may_overwrite(s, step, storages, w, old)) return false;
     }
     return true;
 }
@@ -168,7 +170,7 @@ void plan_update_states(ml_plan *plan) {
         .storage_of = ML_NEW_ARRAY(s->arena, uint32_t, states),
         .updated = ML_NEW_ARRAY(s->arena, bool, states),
     };
-    step_uses_find(s, NULL, s->arena, &work.uses);
+    work.spans = step_spans_find(s, s->arena);
     work_fill(&work);
     bool *done = ML_NEW_ARRAY(s->arena, bool, (size_t)roots->update_count + 1);
     for (int i = 0; i < roots->update_count; i++) {
