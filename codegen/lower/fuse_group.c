@@ -8,11 +8,7 @@
 #include <string.h>
 
 enum {
-    KERNEL_OPERANDS = 40, /* tensors a kernel touches, at most (of ML_MAX_OPERANDS) */
-    KERNEL_INSTS = 700,
-    KERNEL_PHASES = 5,
     CANDIDATES = 8,
-    SHARED_PART = 4, /* a shared tensor counts from a quarter of the root's space */
 };
 
 void fuse_producers(lowering *l, ml_ref n, bool partial,
@@ -87,158 +83,31 @@ static void search_level(void *context, uint32_t group) {
     if (level > search->level) search->level = level;
 }
 
-static const lower_root *find_available(const lower_group *group, const lower_access *access) {
-    if (access->partial) return NULL;
-    for (uint32_t r = 0; r < group->roots.count; r++)
-        if (group->roots.at[r].node == access->node && fuse_available(&group->roots.at[r]))
-            return &group->roots.at[r];
-    return NULL;
-}
-
-static const lower_access *find_access(const lower_group *group, const lower_access *access) {
-    for (uint32_t a = 0; a < group->accesses.count; a++)
-        if (group->accesses.at[a].node == access->node &&
-            group->accesses.at[a].partial == access->partial)
-            return &group->accesses.at[a];
-    return NULL;
-}
-
-static int64_t access_elements(const lower_group *group, const lower_access *access) {
-    int64_t elements = 1;
-    for (int d = 0; d < group->digits; d++)
-        for (int i = 0; i < access->rank; i++)
-            if (access->index[i].coef[d] != 0) {
-                elements *= group->size[d];
-                break;
-            }
-    return elements;
-}
-
-/* Elements that need not be read again; *consumes: a result of `to` is used. */
-static int64_t shared_elements(const lower_group *to, const lower_group *from, bool *consumes) {
-    int64_t shared = 0, space = 1;
-    for (int d = 0; d < from->digits; d++) space *= from->size[d];
-    *consumes = false;
-    for (uint32_t a = 0; a < from->accesses.count; a++) {
-        const lower_access *access = &from->accesses.at[a];
-        int64_t elements = access_elements(from, access);
-        if (find_available(to, access)) {
-            *consumes = true;
-            shared += 2 * elements;
-        } else if (elements * SHARED_PART >= space && find_access(to, access)) {
-            shared += elements;
-        }
-    }
-    return shared;
-}
-
-/* Everything that the root reads from `to` must be there at the same indices; everything else must
- * be ready before `to`. */
-static bool reads_fit(lowering *l, uint32_t id, const lower_group *from, const lower_match *match,
-                      uint32_t *level) {
-    lower_group *to = &l->groups.at[id];
+/* Everything that the root reads from other groups than `id` must be ready before that. */
+static bool levels_fit(lowering *l, uint32_t id, const lower_group *from, uint32_t *level) {
+    const lower_group *to = &l->groups.at[id];
     level_search search = {.l = l, .group = id};
     for (uint32_t a = 0; a < from->accesses.count; a++) {
         const lower_access *access = &from->accesses.at[a];
-        const lower_root *root = find_available(to, access);
-        if (root == NULL) {
-            fuse_producers(l, access->node, access->partial, search_level, &search);
-            if (search.produces) return false;
-            continue;
-        }
-        lower_index result[ML_MAX_AXES];
-        fuse_result_index(l->g, root, result);
-        for (int i = 0; i < access->rank; i++) {
-            lower_index there = fuse_refined_index(&result[i], match, 0);
-            lower_index here = fuse_map_index(&access->index[i], match);
-            if (access->index[i].inst != ML_NO_INST || !fuse_index_equal(&there, &here))
-                return false;
-        }
+        if (fuse_find_available(to, access) != NULL) continue;
+        fuse_producers(l, access->node, access->partial, search_level, &search);
+        if (search.produces) return false;
     }
     *level = search.level > to->level ? search.level : to->level;
     return !to->sealed || *level == to->level;
 }
 
-/* The phase in which `from`'s root runs inside `to`. */
-static int root_phase(const lower_group *to, const lower_group *from) {
-    int phase = 0;
-    for (uint32_t a = 0; a < from->accesses.count; a++) {
-        const lower_root *root = find_available(to, &from->accesses.at[a]);
-        if (root == NULL) continue;
-        int after =
-            root->phase + (root->kind == LOWER_ROOT_REDUCE || root->kind == LOWER_ROOT_FINISH);
-        if (after > phase) phase = after;
-    }
-    return phase;
-}
-
-static bool limits_fit(const lower_group *to, const lower_group *from) {
-    uint32_t operands = to->accesses.count + to->roots.count + 1;
-    for (uint32_t a = 0; a < from->accesses.count; a++) {
-        const lower_access *access = &from->accesses.at[a];
-        operands += !find_available(to, access) && !find_access(to, access);
-    }
-    if (root_phase(to, from) > KERNEL_PHASES) return false;
-    return operands <= KERNEL_OPERANDS && to->insts + from->insts <= KERNEL_INSTS;
-}
-
-static void take_access(lowering *l, lower_group *to, const lower_access *access,
-                        const lower_match *match) {
-    if (find_available(to, access)) return;
-    lower_index *index = ML_NEW_ARRAY(l->scratch, lower_index, access->rank + 1);
-    for (int i = 0; i < access->rank; i++) index[i] = fuse_map_index(&access->index[i], match);
-    for (uint32_t a = 0; a < to->accesses.count; a++) {
-        const lower_access *old = &to->accesses.at[a];
-        if (old->node == access->node && old->partial == access->partial &&
-            memcmp(old->index, index, sizeof *index * access->rank) == 0)
-            return;
-    }
-    lower_access *taken = ML_PUSH(l->scratch, &to->accesses);
-    *taken = *access;
-    taken->index = index;
-}
-
-static void take_root(lowering *l, lower_group *to, const lower_group *from, lower_match *match,
-                      ml_scope scope) {
-    for (int i = 0; i < match->refinements[0]; i++)
-        fuse_refine(to, match->refined[0][i], match->inner[0][i]);
-    for (int d = 0; d < match->digits[1]; d++) {
-        if (match->map[d] >= 0) continue;
-        match->map[d] = to->digits;
-        to->size[to->digits++] = match->size[1][d];
-    }
-    for (uint32_t a = 0; a < from->accesses.count; a++)
-        take_access(l, to, &from->accesses.at[a], match);
-    int phase = root_phase(to, from);
-    lower_root *root = ML_PUSH(l->scratch, &to->roots);
-    *root = from->roots.at[0];
-    root->index = ML_NEW_ARRAY(l->scratch, lower_index, root->space.rank + 1);
-    root->phase = (uint8_t)phase;
-    root->scope = (uint8_t)scope;
-    for (int i = 0; i < root->space.rank; i++)
-        root->index[i] = fuse_map_index(&from->roots.at[0].index[i], match);
-    to->insts += from->insts;
-}
-
-static bool join(lowering *l, uint32_t id, const lower_group *from, bool by_size) {
+/* `meeting`: of the two; NULL: not looked for yet. */
+static bool join(lowering *l, uint32_t id, const lower_group *from, bool by_size,
+                 lower_meeting *meeting) {
     lower_group *to = &l->groups.at[id];
-    lower_match match;
-    ml_scope scope;
-    bool consumes;
-    int order[ML_MAX_LOOPS], row_digits;
     uint32_t level;
-    shared_elements(to, from, &consumes);
-    if (to->opaque || !limits_fit(to, from)) return false;
-    if (!fuse_match(l->g, to, from, by_size || consumes, &match)) return false;
-    if (!reads_fit(l, id, from, &match, &level)) return false;
-    if (!fuse_joins_space(l, to, from, &match, consumes, order, &row_digits, &scope)) return false;
-    take_root(l, to, from, &match, scope);
+    if (to->opaque) return false;
+    if (meeting == NULL) meeting = fuse_meeting(l, to, from);
+    const lower_joined *joined = fuse_joined(l, meeting, to, from, by_size);
+    if (!joined->fits || !levels_fit(l, id, from, &level)) return false;
+    fuse_take(l, to, from, joined);
     to->level = level;
-    if (row_digits >= 0) {
-        to->committed = true;
-        to->row_digits = row_digits;
-        fuse_reorder(to, order);
-    }
     return true;
 }
 
@@ -246,7 +115,7 @@ static bool join(lowering *l, uint32_t id, const lower_group *from, bool by_size
 
 typedef struct {
     uint32_t group;
-    int64_t score;
+    lower_meeting *meeting; /* with that */
 } candidate;
 
 static void add_candidate(lowering *l, const lower_group *from, uint32_t id, candidate *list,
@@ -254,15 +123,17 @@ static void add_candidate(lowering *l, const lower_group *from, uint32_t id, can
     if (id == 0 || id == LOWER_NONE || *count == CANDIDATES || l->groups.at[id].opaque) return;
     for (int i = 0; i < *count; i++)
         if (list[i].group == id) return;
-    bool consumes;
-    int64_t score = shared_elements(&l->groups.at[id], from, &consumes);
-    if (score == 0 && !consumes) return;
+    lower_meeting *meeting = fuse_meeting(l, &l->groups.at[id], from);
+    const int64_t score = meeting->shared;
+    if (score == 0 && !meeting->consumes) return;
     int at = (*count)++;
-    for (; at > 0 &&
-           (list[at - 1].score < score || (list[at - 1].score == score && list[at - 1].group < id));
-         at--)
-        list[at] = list[at - 1];
-    list[at] = (candidate){id, score};
+    for (; at > 0; at--) {
+        const candidate *before = &list[at - 1];
+        const int64_t other = before->meeting->shared;
+        if (other > score || (other == score && before->group > id)) break;
+        list[at] = *before;
+    }
+    list[at] = (candidate){id, meeting};
 }
 
 static bool mixes_recomputation(const lowering *l, uint32_t id, const lower_group *from) {
@@ -315,13 +186,13 @@ static uint32_t find_kernel(lowering *l, const lower_group *from) {
         uint32_t id = list[i].group;
         if (mixes_recomputation(l, id, from) || delays_prompt(l, id, from)) continue;
         if (displaces_state(l, id, from)) continue;
-        if (join(l, id, from, false)) return id;
+        if (join(l, id, from, false, list[i].meeting)) return id;
     }
-    if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true))
+    if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true, NULL))
         return l->scalar_group;
     if (from->roots.at[0].kind != LOWER_ROOT_FINISH) return 0;
     for (int i = 0; i < 4; i++)
-        if (l->finish_group[i] != 0 && join(l, l->finish_group[i], from, true))
+        if (l->finish_group[i] != 0 && join(l, l->finish_group[i], from, true, NULL))
             return l->finish_group[i];
     return 0;
 }
@@ -345,7 +216,7 @@ static void *copy_of(lowering *l, const void *from, size_t bytes) {
     return copy;
 }
 
-/* `group` lives in the builder's memory. */
+/* `group` lives in the builder's memory, but for the arrays of its indices. */
 static uint32_t new_group(lowering *l, const lower_group *group) {
     level_search search = {.l = l};
     lower_group *own = ML_PUSH(l->scratch, &l->groups);
@@ -355,14 +226,6 @@ static uint32_t new_group(lowering *l, const lower_group *group) {
     own->accesses.at = copy_of(l, group->accesses.at, sizeof(lower_access) * group->accesses.count);
     own->roots.capacity = own->roots.count;
     own->accesses.capacity = own->accesses.count;
-    for (uint32_t i = 0; i < own->roots.count; i++) {
-        lower_root *root = &own->roots.at[i];
-        root->index = copy_of(l, root->index, sizeof(lower_index) * root->space.rank);
-    }
-    for (uint32_t i = 0; i < own->accesses.count; i++) {
-        lower_access *access = &own->accesses.at[i];
-        access->index = copy_of(l, access->index, sizeof(lower_index) * access->rank);
-    }
     fuse_group_dependencies(l, id, search_level, &search);
     l->groups.at[id].level = search.level;
     return id;
@@ -401,7 +264,7 @@ uint32_t fuse_place(lowering *l, lower_root *root) {
     if (own->kind != LOWER_ROOT_PACK && own->kind != LOWER_ROOT_PART) l->info[own->node].group = id;
     for (uint32_t a = 0; a < single.accesses.count; a++) {
         const lower_access *access = &single.accesses.at[a];
-        if (!access->partial && find_available(group, access)) continue;
+        if (!access->partial && fuse_find_available(group, access)) continue;
         if (!access->partial) note_reader(l, access->node, id);
         fuse_producers(l, access->node, access->partial, seal, l);
     }

@@ -268,11 +268,12 @@ static void *copy_of(lowering *l, const void *from, size_t bytes) {
     return copy;
 }
 
-static void note_single(lowering *l, const lower_group *group) {
+static const single *note_single(lowering *l, const lower_group *group) {
     const lower_root *own = &group->roots.at[0];
     const uint32_t count = group->accesses.count;
     single *known = ML_NEW(l->scratch, single);
     known->group = *group;
+    known->group.shape = ++l->shapes;
     known->scope = (ml_scope)own->scope;
     known->index = copy_of(l, own->index, sizeof *own->index * own->space.rank);
     known->number = ML_NEW_ARRAY(l->scratch, uint32_t, count + 1);
@@ -283,15 +284,16 @@ static void note_single(lowering *l, const lower_group *group) {
         accesses[i].index = copy_of(l, accesses[i].index, sizeof(lower_index) * accesses[i].rank);
     }
     alike_add(l, &l->singles, known);
+    return known;
 }
 
-/* `own` is of the root in hand. */
+/* `own` is of the root in hand. Kernels that are alike share the arrays of their indices. */
 static lower_group single_again(lowering *l, const single *known, lower_root *own) {
     lower_group group = known->group;
     group.node = own->node;
     group.roots.at = own;
     own->scope = (uint8_t)known->scope;
-    memcpy(own->index, known->index, sizeof *own->index * own->space.rank);
+    own->index = known->index;
     ml_arena_reset(l->work);
     group.accesses.at = ML_NEW_ARRAY(l->work, lower_access, group.accesses.count);
     for (uint32_t i = 0; i < group.accesses.count; i++) {
@@ -335,11 +337,13 @@ lower_group fuse_single(lowering *l, const lower_root *root) {
     alike_begin(l);
     alike_root(l, own);
     const single *known = alike_find(l, &l->singles);
-    own->index = l->single_index;
-    if (known != NULL) return single_again(l, known, own);
-    lower_group group = find_single(l, own);
-    note_single(l, &group);
-    return group;
+    if (known == NULL) {
+        lower_index index[ML_MAX_AXES + 1];
+        own->index = index;
+        lower_group group = find_single(l, own);
+        known = note_single(l, &group);
+    }
+    return single_again(l, known, own);
 }
 
 /* The single reduced axis must be all columns, in order: its index is the column's number. */

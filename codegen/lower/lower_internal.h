@@ -77,6 +77,8 @@ typedef struct {
 
 typedef struct {
     bool opaque, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
+    uint32_t shape; /* of kernels: equal ones have equal indices, roots and loops, but other nodes
+                       (fuse_join.c) */
     ml_ref node;                            /* what it is named after */
     uint32_t level;
     int digits, row_digits; /* row_digits counts only when committed */
@@ -139,7 +141,6 @@ typedef struct {
     ml_arena *scratch; /* of this pass */
     ml_arena *work;    /* of the builder in use */
     lower_root single;
-    lower_index single_index[ML_MAX_AXES + 1];
     ml_schedule *s;
     uint32_t count;
     lower_info *info;
@@ -160,7 +161,9 @@ typedef struct {
     ML_VEC(uint64_t) words; /* alike.c: that describe the group at hand */
     ML_VEC(ml_ref) numbered; /* its nodes */
     uint32_t *number;        /* by node: its place among these, from 1; 0: it is not */
+    uint32_t shapes;
     lower_alike singles;     /* kernels for a root alone (fuse_space.c) */
+    lower_alike meetings;    /* of a kernel with one for a root alone (fuse_join.c) */
     lower_alike made;        /* kernels (kernel.c) */
     ml_index kernels;        /* distinct kernels by structure */
     ML_VEC(const ml_kernel_ir *) distinct;
@@ -205,6 +208,26 @@ void alike_add(lowering *l, lower_alike *known, void *result);
 /* fuse.c: roles */
 void fuse_roles(lowering *l);
 void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space);
+
+/* fuse_join.c: a kernel and one for a root alone, which meet: what they share, and what becomes of
+ * them, as far as that follows from shapes and from which nodes are the same. */
+typedef struct {
+    bool fits;
+    lower_group group;     /* with the root, of the first such kernel */
+    ML_VEC(uint32_t) taken; /* which accesses of the root's kernel are the group's last ones */
+} lower_joined;
+typedef struct {
+    int64_t shared; /* elements that need not be read again */
+    bool consumes;  /* the root uses a result of the kernel */
+    lower_joined *joined[2]; /* by whether loops of equal size are the same; NULL: not known yet */
+} lower_meeting;
+lower_meeting *fuse_meeting(lowering *l, const lower_group *to, const lower_group *from);
+const lower_joined *fuse_joined(lowering *l, lower_meeting *meeting, const lower_group *to,
+                                const lower_group *from, bool by_size);
+/* The root of `from` becomes one of `to`, as `joined` says. */
+void fuse_take(lowering *l, lower_group *to, const lower_group *from, const lower_joined *joined);
+/* The root of the kernel whose result is what is read, and can be used there; NULL. */
+const lower_root *fuse_find_available(const lower_group *group, const lower_access *access);
 
 /* fuse_group.c: groups. fuse_place puts a root into a kernel and returns the group. */
 uint32_t fuse_place(lowering *l, lower_root *root);
