@@ -66,6 +66,26 @@ static void add_node(lowering *l, ml_ref n, bool computed) {
     for (int i = 0; i < node->source_count; i++) add_node(l, ml_graph_source(l->g, n, i), false);
 }
 
+void alike_root(lowering *l, const lower_root *root) {
+    const ml_node *node = ml_graph_node(l->g, root->node);
+    alike_word(l, (uint64_t)root->kind << 48 | (uint64_t)root->scope << 40 |
+                      (uint64_t)root->phase << 32 | (uint32_t)root->part);
+    add_type(l, &root->space);
+    alike_word(l, l->info[root->node].stored);
+    if (root->kind != LOWER_ROOT_PART && root->kind != LOWER_ROOT_FINISH) {
+        add_node(l, root->node, root->kind != LOWER_ROOT_PACK);
+        return;
+    }
+    /* Of these the node's operands are not computed, or one of them is. */
+    if (add_number(l, root->node)) add_place(l, root->node);
+    alike_word(l, (uint64_t)node->op << 32 | node->type);
+    if (root->kind == LOWER_ROOT_FINISH) return;
+    add_words(l, ml_graph_args(l->g, root->node), sizeof(int64_t) * node->arg_count);
+    for (int i = 0; i < root->part; i++)
+        alike_word(l, ml_graph_node(l->g, ml_graph_source(l->g, root->node, i))->type);
+    add_node(l, ml_graph_source(l->g, root->node, root->part), false);
+}
+
 /* What the chunks of a reduction have left, where that has a place already. */
 static void add_partial(lowering *l, ml_ref n) {
     uint32_t id = l->info[n].partial_value;
@@ -76,28 +96,25 @@ static void add_partial(lowering *l, ml_ref n) {
     add_words(l, value->stride, sizeof *value->stride * value->type.rank);
 }
 
-void alike_root(lowering *l, const lower_root *root) {
-    const ml_node *node = ml_graph_node(l->g, root->node);
-    alike_word(l, (uint64_t)root->kind << 48 | (uint64_t)root->scope << 40 |
-                      (uint64_t)root->phase << 32 | (uint32_t)root->part);
-    add_type(l, &root->space);
-    if (root->index != NULL) add_words(l, root->index, sizeof *root->index * root->space.rank);
-    alike_word(l, l->info[root->node].stored);
-    if (root->kind != LOWER_ROOT_PART && root->kind != LOWER_ROOT_FINISH) {
-        add_node(l, root->node, root->kind != LOWER_ROOT_PACK);
-        return;
+/* A kernel's loops, and the expressions of its roots, are of its shape (fuse_join.c); what is left
+ * is which nodes are the same, and where they are in memory. */
+void alike_kernel(lowering *l, const lower_group *group) {
+    alike_begin(l);
+    alike_word(l, (uint64_t)group->shape << 32 | group->accesses.count);
+    alike_word(l, (uint64_t)group->chunks);
+    for (uint32_t r = 0; r < group->roots.count; r++) {
+        const ml_ref n = group->roots.at[r].node;
+        alike_word(l, l->info[n].stored);
+        if (add_number(l, n)) add_place(l, n);
     }
-    /* Of these the node's operands are not computed, or one of them is. */
-    if (add_number(l, root->node)) add_place(l, root->node);
-    alike_word(l, (uint64_t)node->op << 32 | node->type);
-    if (root->kind == LOWER_ROOT_FINISH) {
-        add_partial(l, root->node);
-        return;
+    for (uint32_t a = 0; a < group->accesses.count; a++) {
+        const lower_access *access = &group->accesses.at[a];
+        bool first = add_number(l, access->node);
+        if (access->partial)
+            add_partial(l, access->node);
+        else if (first)
+            add_place(l, access->node);
     }
-    add_words(l, ml_graph_args(l->g, root->node), sizeof(int64_t) * node->arg_count);
-    for (int i = 0; i < root->part; i++)
-        alike_word(l, ml_graph_node(l->g, ml_graph_source(l->g, root->node, i))->type);
-    add_node(l, ml_graph_source(l->g, root->node, root->part), false);
 }
 
 static uint64_t words_hash(const lowering *l) {

@@ -329,17 +329,10 @@ typedef struct {
     const kernel_part *parts;
 } known_kernel;
 
-static void describe_group(lowering *l, const lower_group *group) {
-    alike_begin(l);
-    alike_word(l, (uint64_t)group->committed << 16 | (uint64_t)group->row_digits << 8 |
-                      (uint64_t)group->digits);
-    alike_word(l, (uint64_t)group->chunks);
-    for (int d = 0; d < group->digits; d++) alike_word(l, (uint64_t)group->size[d]);
-    for (uint32_t r = 0; r < group->roots.count; r++) alike_root(l, &group->roots.at[r]);
-}
-
 static void note_kernel(emission *e, const ml_step *step) {
     lowering *l = e->l;
+    for (uint32_t a = 0; a < e->b.access.count && e->parts != NULL; a++)
+        if (e->parts[a].node == 0) return; /* is none of what describes the group */
     known_kernel *known = ML_NEW(l->scratch, known_kernel);
     kernel_part *parts = ML_NEW_ARRAY(l->scratch, kernel_part, e->part_count + 1);
     if (e->part_count > 0) memcpy(parts, e->parts, sizeof *parts * e->part_count);
@@ -406,7 +399,7 @@ static void make_kernel(lowering *l, const lower_group *group) {
 }
 
 void lower_kernel_step(lowering *l, lower_group *group) {
-    describe_group(l, group);
+    alike_kernel(l, group);
     const known_kernel *known = alike_find(l, &l->made);
     if (known != NULL)
         make_again(l, group, known);

@@ -201,7 +201,8 @@ void concat_share_memory(lowering *l);
  * of that has the number of the node of this one in its place. */
 void alike_begin(lowering *l);
 void alike_word(lowering *l, uint64_t word);
-void alike_root(lowering *l, const lower_root *root); /* its index may be NULL: not known yet */
+void alike_root(lowering *l, const lower_root *root);
+void alike_kernel(lowering *l, const lower_group *group); /* begins, too */
 void *alike_find(const lowering *l, const lower_alike *known); /* NULL: nothing */
 void alike_add(lowering *l, lower_alike *known, void *result);
 

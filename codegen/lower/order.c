@@ -5,24 +5,18 @@
 
 typedef struct {
     lowering *l;
-    uint32_t *first, *edge; /* CSR: the groups that group i reads from */
-    uint32_t at;
+    uint32_t *first; /* the groups that group i reads from: edges first[i] .. first[i + 1] */
+    ML_VEC(uint32_t) edges;
     uint32_t *waiting; /* groups that read it and are not placed yet */
     uint32_t *heap, *key;
     ml_ref *updated; /* by node: the STATE that it is the new value of */
     uint32_t heap_count;
 } ordering;
 
-static void count_edge(void *context, uint32_t group) {
-    ordering *o = context;
-    if (group == 0) return;
-    o->at++;
-}
-
 static void add_edge(void *context, uint32_t group) {
     ordering *o = context;
     if (group == 0) return;
-    o->edge[o->at++] = group;
+    *ML_PUSH(o->l->scratch, &o->edges) = group;
     o->waiting[group]++;
 }
 
@@ -66,8 +60,8 @@ static void find_updates(ordering *o) {
 static uint32_t latest_source(const ordering *o, uint32_t group) {
     uint32_t latest = 0;
     for (uint32_t e = o->first[group]; e < o->first[group + 1]; e++)
-        if (o->key[o->edge[e]] != UINT32_MAX && o->key[o->edge[e]] > latest)
-            latest = o->key[o->edge[e]];
+        if (o->key[o->edges.at[e]] != UINT32_MAX && o->key[o->edges.at[e]] > latest)
+            latest = o->key[o->edges.at[e]];
     return latest > 0 ? latest : o->key[group];
 }
 
@@ -100,14 +94,12 @@ uint32_t *lower_order(lowering *l, uint32_t *count) {
     o.waiting = ML_NEW_ARRAY(l->scratch, uint32_t, groups + 1);
     o.key = ML_NEW_ARRAY(l->scratch, uint32_t, groups + 1);
     o.heap = ML_NEW_ARRAY(l->scratch, uint32_t, groups + 1);
+    ML_VEC_RESERVE(l->scratch, &o.edges, 4 * groups);
     for (uint32_t i = 1; i < groups; i++) {
-        o.first[i] = o.at;
-        fuse_group_dependencies(l, i, count_edge, &o);
+        o.first[i] = o.edges.count;
+        fuse_group_dependencies(l, i, add_edge, &o);
     }
-    o.first[groups] = o.at;
-    o.edge = ML_NEW_ARRAY(l->scratch, uint32_t, o.at + 1);
-    o.at = 0;
-    for (uint32_t i = 1; i < groups; i++) fuse_group_dependencies(l, i, add_edge, &o);
+    o.first[groups] = o.edges.count;
     for (uint32_t i = 1; i < groups; i++) {
         const lower_group *group = &l->groups.at[i];
         o.key[i] = group->node;
@@ -126,7 +118,7 @@ uint32_t *lower_order(lowering *l, uint32_t *count) {
         uint32_t group = pop(&o);
         order[--left] = group;
         for (uint32_t e = o.first[group]; e < o.first[group + 1]; e++)
-            if (--o.waiting[o.edge[e]] == 0) push(&o, o.edge[e]);
+            if (--o.waiting[o.edges.at[e]] == 0) push(&o, o.edges.at[e]);
     }
     if (left != 0) ml_raise(ML_INTERNAL, "lowering: %u steps wait for one another", left);
     *count = groups - 1;
