@@ -1,8 +1,10 @@
 /* Groups that are alike: those of a model's layers, of which there may be a thousand. What a kernel
- * follows from is written out as words: its roots, its loops, and the expressions down to what is
- * in memory, whose nodes are numbered in the order in which they are met. Equal words are equal
- * instructions, operands and costs, with other nodes behind the numbers. So each kernel is made
- * once (fuse_space.c, kernel.c), and for others that are alike only the values are found.
+ * follows from is written out as words. Of a root alone: its expression down to what is in memory,
+ * whose nodes are numbered in the order in which they are met (fuse_space.c). Of two kernels that
+ * meet: their shapes, and which nodes are the same (fuse_join.c). Of a whole kernel: its shape, and
+ * where its nodes are in memory (kernel.c). Equal words are equal instructions, operands and costs,
+ * with other nodes behind the numbers. So each is made once, and for others that are alike only
+ * nodes and values are found.
  *
  * A node is described by its op, type and arguments; one in memory by where it is there instead of
  * by how it is computed. Its number is the same wherever it is met again, and so is that of the

@@ -79,7 +79,7 @@ typedef struct {
     bool opaque, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
     uint32_t shape; /* of kernels: equal ones have equal indices, roots and loops, but other nodes
                        (fuse_join.c) */
-    ml_ref node;                            /* what it is named after */
+    ml_ref node;    /* what it is named after */
     uint32_t level;
     int digits, row_digits; /* row_digits counts only when committed */
     int64_t size[ML_MAX_LOOPS];
@@ -147,8 +147,8 @@ typedef struct {
     uint32_t *first_user; /* users of n: user[first_user[n] .. first_user[n + 1]) */
     ml_ref *user;
     uint32_t *update; /* by node: 1 + the first of roots->updates that it is the value of; 0 */
-    bool *assigned;          /* by state: the program sets it */
-    bool narrow;             /* the program has narrow floats */
+    bool *assigned;   /* by state: the program sets it */
+    bool narrow;      /* the program has narrow floats */
     uint32_t *stamp, stamps; /* marks for bounded walks */
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
@@ -158,14 +158,14 @@ typedef struct {
     uint32_t scalar_group;    /* a recent kernel without loops */
     uint32_t finish_group[4]; /* recent kernels that add up partial results */
     int finish_next;
-    ML_VEC(uint64_t) words; /* alike.c: that describe the group at hand */
+    ML_VEC(uint64_t) words;  /* alike.c: that describe the group at hand */
     ML_VEC(ml_ref) numbered; /* its nodes */
     uint32_t *number;        /* by node: its place among these, from 1; 0: it is not */
     uint32_t shapes;
-    lower_alike singles;     /* kernels for a root alone (fuse_space.c) */
-    lower_alike meetings;    /* of a kernel with one for a root alone (fuse_join.c) */
-    lower_alike made;        /* kernels (kernel.c) */
-    ml_index kernels;        /* distinct kernels by structure */
+    lower_alike singles;  /* kernels for a root alone (fuse_space.c) */
+    lower_alike meetings; /* of a kernel with one for a root alone (fuse_join.c) */
+    lower_alike made;     /* kernels (kernel.c) */
+    ml_index kernels;     /* distinct kernels by structure */
     ML_VEC(const ml_kernel_ir *) distinct;
     ML_VEC(ml_kernel *) distinct_kernels;
 } lowering;
@@ -202,7 +202,7 @@ void concat_share_memory(lowering *l);
 void alike_begin(lowering *l);
 void alike_word(lowering *l, uint64_t word);
 void alike_root(lowering *l, const lower_root *root);
-void alike_kernel(lowering *l, const lower_group *group); /* begins, too */
+void alike_kernel(lowering *l, const lower_group *group);      /* begins, too */
 void *alike_find(const lowering *l, const lower_alike *known); /* NULL: nothing */
 void alike_add(lowering *l, lower_alike *known, void *result);
 
@@ -214,12 +214,12 @@ void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space);
  * them, as far as that follows from shapes and from which nodes are the same. */
 typedef struct {
     bool fits;
-    lower_group group;     /* with the root, of the first such kernel */
+    lower_group group;      /* with the root, of the first such kernel */
     ML_VEC(uint32_t) taken; /* which accesses of the root's kernel are the group's last ones */
 } lower_joined;
 typedef struct {
-    int64_t shared; /* elements that need not be read again */
-    bool consumes;  /* the root uses a result of the kernel */
+    int64_t shared;          /* elements that need not be read again */
+    bool consumes;           /* the root uses a result of the kernel */
     lower_joined *joined[2]; /* by whether loops of equal size are the same; NULL: not known yet */
 } lower_meeting;
 lower_meeting *fuse_meeting(lowering *l, const lower_group *to, const lower_group *from);

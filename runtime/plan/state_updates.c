@@ -14,7 +14,7 @@ enum { NO_INDEX = UINT32_MAX };
 typedef struct {
     ml_plan *plan;
     ml_schedule *s;
-    step_span *spans;     /* without the copies that are appended */
+    step_span *spans; /* without the copies that are appended */
     memory_reads reads;
     bool *read_at_end;    /* by storage: an output or another state's update refers to it */
     uint32_t *storage_of; /* by state: its storage, or NO_INDEX */
