@@ -22,16 +22,18 @@ typedef struct {
 extern const ml_gpu ml_gpus[]; /* the first one is the H200; a row without a key ends it */
 
 typedef struct {
-    double product_flops;  /* a second, of bf16 products */
-    double memory_bytes;   /* a second, of kernels that wait for memory */
-    double flops_per_byte; /* of products, in the time in which memory moves a byte */
-    double launch_seconds; /* of a kernel, whatever it does */
-    double link_bytes;     /* a second, one way, between GPUs of a host */
-    double link_share;     /* of a link's speed on the data sheet that collectives reach */
-    double network_bytes;  /* a second, of collectives between hosts, for each GPU */
-    double wait_seconds;   /* of a collective, before its first byte has arrived */
-    double host_memory_bytes; /* a second, that the copies of all GPUs of a host read and write */
-    double host_beside;    /* computation is so much longer beside a copy to or from the host */
+    double product_flops;     /* a second, of bf16 products */
+    double memory_bytes;      /* a second, of kernels that wait for memory */
+    double flops_per_byte;    /* of products, in the time in which memory moves a byte */
+    double launch_seconds;    /* of a kernel, whatever it does */
+    double link_bytes;        /* a second, one way, between GPUs of a host */
+    double link_share;        /* of a link's speed on the data sheet that collectives reach */
+    double network_bytes;     /* a second, of collectives between hosts, for each GPU */
+    double wait_seconds;      /* of a collective, before its first byte has arrived */
+    double host_memory_bytes; /* a second, of copies of all GPUs of a socket in one direction */
+    double host_both_bytes;   /* and of those in both directions at once, together */
+    int host_sockets;
+    double host_beside; /* computation is so much longer beside a copy to or from the host */
     int host_gpus, multiprocessors;
 } ml_machine;
 extern const ml_machine ml_machine_planned;

@@ -440,7 +440,7 @@ static void offload_body(void *context) {
                  .s = plan->schedule,
                  .arena = call->arena,
                  .steps = plan->schedule->steps.count,
-                 .rate = host_copy_rate(plan->target),
+                 .rate = host_copy_rate(plan->target, plan->layout, false),
                  .host_base = plan->host_bytes,
                  .offloaded_base = plan->offloaded_bytes,
                  .seconds_base = plan->copy_seconds};

@@ -448,7 +448,9 @@ static void offload_body(void *context) {
     enum { TRIES = 4 };
     const offload_call *call = context;
     ml_plan *plan = call->plan;
-    offload o = {.plan = plan, .arena = call->arena, .rate = host_copy_rate(plan->target)};
+    offload o = {.plan = plan,
+                 .arena = call->arena,
+                 .rate = host_copy_rate(plan->target, plan->layout, true)};
     if (o.rate <= 0) return;
     tasks_list(&o, call->coordinate);
     o.fixed = plan->peak_bytes - plan->arena_bytes;

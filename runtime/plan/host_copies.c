@@ -1,14 +1,24 @@
 /* Steps that copy to host memory and back: their times and their form. */
 #include "runtime/plan/host_copies.h"
 
+#include <math.h>
+
 #include "runtime/base/machine.h"
 #include "runtime/plan/plan_internal.h"
 
-double host_copy_rate(const ml_target *target) {
+double host_copy_share(const ml_target *target, const ml_layout *layout, bool stages) {
     const ml_machine *m = &ml_machine_planned;
-    int ranks = target->host_ranks > 0 ? target->host_ranks : 1;
-    double link = (double)target->host_bytes, share = m->host_memory_bytes / (2 * ranks);
-    return target->kind == ML_TARGET_CUDA && share < link ? share : link;
+    int64_t ranks = layout != NULL ? ml_layout_ranks(layout) : 1;
+    int64_t host = target->host_ranks > 0 ? target->host_ranks : m->host_gpus;
+    if (target->kind != ML_TARGET_CUDA) return INFINITY;
+    if (ranks > host) ranks = host;
+    if (ranks > m->host_gpus / m->host_sockets) ranks = m->host_gpus / m->host_sockets;
+    return (stages ? m->host_both_bytes / 2 : m->host_memory_bytes) / (double)ranks;
+}
+
+double host_copy_rate(const ml_target *target, const ml_layout *layout, bool stages) {
+    double link = (double)target->host_bytes, share = host_copy_share(target, layout, stages);
+    return share < link ? share : link;
 }
 
 double host_copy_seconds(double rate, int64_t bytes) {

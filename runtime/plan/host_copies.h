@@ -6,8 +6,11 @@
 
 #include "runtime/plan/plan.h"
 
-/* Bytes a second, each way: a GPU's link, or its equal share of the host's memory. */
-double host_copy_rate(const ml_target *target);
+/* Bytes a second, each way, that a rank's share of the host's memory allows; `stages`: of pipeline
+ * stages, some of which copy out while others copy back. */
+double host_copy_share(const ml_target *target, const ml_layout *layout, bool stages);
+/* The same, and no more than the link. */
+double host_copy_rate(const ml_target *target, const ml_layout *layout, bool stages);
 /* Of a copy of so many bytes. */
 double host_copy_seconds(double rate, int64_t bytes);
 /* When each step begins, [steps.count]: the end; in the arena. Steps may be faster than planned, so

@@ -8,6 +8,7 @@
 
 #include "runtime/base/machine.h"
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/host_copies.h"
 #include "runtime/predict/predict.h"
 
 typedef struct {
@@ -59,6 +60,8 @@ static void collective(replay *r, const ml_collective_step *c, uint32_t launch) 
 static void host_copy(replay *r, const ml_host_copy *c) {
     double *stream = &r->host[c->back];
     double rate = r->rates->host_bytes > 0 ? r->rates->host_bytes : r->rates->copy_bytes / 2;
+    const bool stages = r->layout != NULL && r->layout->stages.on;
+    rate = fmin(rate, host_copy_share(r->s->target, r->layout, stages));
     double seconds = r->rates->launch_seconds + (double)c->bytes / rate;
     *stream = (*stream > r->now ? *stream : r->now) + seconds;
     r->out->copied += seconds;

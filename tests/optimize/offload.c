@@ -6,6 +6,7 @@
 #include "runtime/optimize/optimize.h"
 #include "runtime/passes/recompute_choose.h"
 #include "runtime/plan/fit_memory.h"
+#include "runtime/plan/host_copies.h"
 #include "runtime/plan/plan_internal.h"
 #include "tests/test.h"
 
@@ -157,6 +158,22 @@ TEST(optimize, offload_of_random_plans) {
         world_free(&w);
     }
     CHECK(copied > 150 && fitted > 60);
+}
+
+/* Ranks share the memory of their socket; those of stages copy out and back at once. */
+TEST(optimize, offload_shares_host_memory) {
+    ml_target target = {.kind = ML_TARGET_CUDA, .host_bytes = 50000000000};
+    const ml_layout four = {.count = 2, .axis = {{.size = 2}, {.size = 2}}};
+    const ml_layout eight = {.count = 1, .axis = {{.size = 8}}};
+    CHECK(host_copy_rate(&target, NULL, false) == 50e9);
+    double rate = host_copy_rate(&target, &four, false);
+    CHECK(rate > 25e9 && rate < 38e9);
+    CHECK(host_copy_rate(&target, &eight, false) == rate); /* four a socket */
+    CHECK(host_copy_rate(&target, &four, true) < 0.8 * rate);
+    target.host_ranks = 1; /* each on a host of its own */
+    CHECK(host_copy_rate(&target, &four, false) == 50e9);
+    target = (ml_target){.kind = ML_TARGET_C, .host_bytes = 50000000000};
+    CHECK(host_copy_rate(&target, &four, true) == 50e9);
 }
 
 /* A copy back that is planned too late for its use: the use waits for it, and then only. */
