@@ -184,22 +184,32 @@ static uint32_t candidates_rank(offload *o) {
  * fill memory. */
 enum { AHEAD = 4 };
 
+/* Copies out that are under way when AHEAD more have begun are waited for. */
+static void plan_ahead(const offload *o, task_line *t, uint32_t count) {
+    copy *earlier[AHEAD] = {NULL};
+    for (uint32_t i = 0, n = 0; i < t->out_count; i++) {
+        copy *c = &t->copies[i];
+        if (o->of[c->candidate].rank >= count) continue;
+        copy **slot = &earlier[n++ % AHEAD];
+        if (*slot != NULL && (*slot)->end > c->from) (*slot)->end = c->from;
+        *slot = c;
+    }
+}
+
 static double plan_out(const offload *o, task_line *t, uint32_t count) {
     const uint32_t end = t->steps.count;
-    copy *earlier[AHEAD] = {NULL};
     double now = 0;
-    for (uint32_t i = 0, n = 0; i < t->out_count; i++) {
+    for (uint32_t i = 0; i < t->out_count; i++) {
         copy *c = &t->copies[i];
         if (o->of[c->candidate].rank >= count) continue;
         if (now < t->clock[c->from]) now = t->clock[c->from];
         now += host_copy_seconds(o->rate, o->of[c->candidate].bytes);
         c->begin = c->from;
         c->end = host_copy_step_after(t->clock, c->from, end, now);
-        copy **slot = &earlier[n++ % AHEAD];
-        if (*slot != NULL && (*slot)->end > c->from) (*slot)->end = c->from;
-        *slot = c;
     }
-    return now > t->clock[end] ? now - t->clock[end] : 0;
+    if (now <= t->clock[end]) return 0;
+    plan_ahead(o, t, count);
+    return now - t->clock[end];
 }
 
 static double plan_back(const offload *o, task_line *t, uint32_t count) {
