@@ -20,6 +20,20 @@ static bool on_fused_gpu(const pass_context *c) {
     return on_gpu(c) && !c->plan->target->no_fuse;
 }
 
+static bool trades(pass_context *c) {
+    return pass_has_layout(c) && ml_trade_once_applies(c->plan->graph);
+}
+static ml_graph *trade_once(pass_context *c) {
+    ml_plan *plan = c->plan;
+    ml_roots before = plan->roots;
+    plan_roots(plan, &before);
+    ml_graph *made = ml_trade_once(plan->graph, &plan->roots);
+    if (ml_trades_less(made, plan->graph)) return made;
+    ml_graph_free(made);
+    plan->roots = before;
+    return plan->graph;
+}
+
 /* Where that leaves less to permute: tensors and sequences that are split, not parameters alone.
  * Tried as the graph is, and with rows that are gathered in the order of collectives. */
 static ml_graph *propagate_layout(pass_context *c) {
@@ -204,6 +218,8 @@ static const compile_pass rank_passes[] = {
      .purpose = "the part of one rank, with collectives"},
     {"simplify_sharded", ml_simplify, .when = pass_has_layout,
      .purpose = "movements around collectives cancel, equal collectives become one"},
+    {"trade_once", .run_with = trade_once, .when = trades,
+     .purpose = "ranks that trade positions for attention do so once, for all between attentions"},
     {"propagate_layout", .run_with = propagate_layout, .when = pass_has_layout,
      .purpose = "permutations move away from collectives until they cancel"},
     {"invert_permutations", ml_invert_permutations, .when = gathers_sorted,

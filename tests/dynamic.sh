@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Dynamic context parallelism beside static layouts, in one run: RANKS=2 tests/dynamic.sh [OUTPUT-FOLDER]
 # 12 layers, 2048 wide, lengths as tests/dynamic_lengths.lua draws them, up to 2,048 tokens for each of RANKS GPUs
-# (2; 4 ...), at most 2,048 tokens of a sequence a rank, 8 microbatches. The last lines are a table:
+# (2; 4 ...), at most 2,048 tokens of a sequence a rank, 8 microbatches. Each run prints a line as it ends, the last lines are ratios:
 #   cp1, cp2 ... static throughput with so many ranks a sequence on the documents that need so many
 #   static       all documents with RANKS ranks a sequence
 #   dynamic      cp="dynamic" for all documents; its ratio to `static`, and to the harmonic mean of cp1, cp2 ...
@@ -16,12 +16,44 @@ export MLUA_CACHE=${MLUA_CACHE:-$out/cache}
 read -ra model <<<"layers=12 embed=2048 heads=16 kv_heads=16 ffn=5632 vocab=32000 sample=0 warmup=200 ${MODEL:-}"
 "$mlua" run tests/dynamic_lengths.lua out="$out" most=$most each="$each" --device cpu | tee "$out/lengths.txt" || exit 1
 
+table=$(cat <<'PY'
+import json, re, statistics, sys
+out, tokens, only = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+shares = {name: float(s) for name, s in re.findall(r"(cp\d+) ([\d.]+)", open(out + "/lengths.txt").read())}
+speed = {}
+for name in only or [n + r for r in ("", "-ring") for n in [*shares, "static", "dynamic"]]:
+    try:
+        lines = [json.loads(line) for line in open(f"{out}/{name}.json") if line.startswith("{")]
+    except OSError:
+        continue
+    lines = [line for line in lines if line.get("step", 0) > 6 and "tokens_per_s" in line]
+    if not lines:
+        continue
+    # tokens of a step over its mean time, as steps differ in their documents; the median beside it
+    times = [line["step_ms"] for line in lines]
+    speed[name] = tokens / statistics.mean(times) * 1e3
+    if only:
+        print(f"{name:13} {speed[name]:9.0f} tokens/s, median step {statistics.median(times):7.1f} ms, "
+              f"{min(times):7.1f} to {max(times):7.1f}, {lines[-1].get('memory_gib', 0):.1f} GiB, loss {lines[-1]['loss']:.4f}")
+for ring in ("", "-ring") if not only else ():
+    try:
+        static = {n: speed.get(n + ring) or speed[n] for n in shares}
+        mean = 1 / sum(share / static[n] for n, share in shares.items())
+        print(f"dynamic{ring}: {speed['dynamic' + ring] / speed['static' + ring]:.3f} of static, "
+              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (shares {shares})")
+    except KeyError:
+        pass
+PY
+)
 run() { # NAME DATA CP LAYOUT: windows for CP ranks, in groups of CP
     local cp=$3
-    timeout "${LIMIT:-200}" "$mlua" run models/llama.lua "${model[@]}" steps="$steps" data="$out/$2.bin" \
+    if timeout "${LIMIT:-200}" "$mlua" run models/llama.lua "${model[@]}" steps="$steps" data="$out/$2.bin" \
         pack=document seq=$((each * cp)) batch=$((8 * ranks / cp)) accum=8 -n "$ranks" \
-        --mesh dp=$((ranks / cp)),cp="$cp" --layout "zero=false$4" --json >"$out/$1.json" 2>"$out/$1.txt" ||
-        { echo "$1 failed: $(tail -n 3 "$out/$1.txt")"; return 1; }
+        --mesh dp=$((ranks / cp)),cp="$cp" --layout "zero=false$4" --json >"$out/$1.json" 2>"$out/$1.txt"; then
+        python3 -c "$table" "$out" $((8 * ranks * each)) "$1"
+    else
+        echo "$1 failed: $(tail -n 3 "$out/$1.txt")"
+    fi
 }
 compare() { # SUFFIX LAYOUT
     for ((cp = 1; cp <= ranks; cp *= 2)); do
@@ -33,30 +65,4 @@ compare() { # SUFFIX LAYOUT
 compare "" ""
 [ "${RING:-1}" = 0 ] || compare -ring ,context=ring
 grep -h "^sequences" "$out"/dynamic*.txt
-python3 - "$out" $((8 * ranks * each)) <<'PY'
-import json, re, statistics, sys
-out, tokens = sys.argv[1], int(sys.argv[2])
-shares = {name: float(s) for name, s in re.findall(r"(cp\d+) ([\d.]+)", open(out + "/lengths.txt").read())}
-speed = {}
-for name in [n + r for r in ("", "-ring") for n in [*shares, "static", "dynamic"]]:
-    try:
-        lines = [json.loads(line) for line in open(f"{out}/{name}.json") if line.startswith("{")]
-    except OSError:
-        continue
-    lines = [line for line in lines if line.get("step", 0) > 6 and "tokens_per_s" in line]
-    if not lines:
-        continue
-    # tokens of a step over its mean time, as steps differ in their documents; the median beside it
-    times = [line["step_ms"] for line in lines]
-    speed[name] = tokens / statistics.mean(times) * 1e3
-    print(f"{name:13} {speed[name]:9.0f} tokens/s, median step {statistics.median(times):7.1f} ms, "
-          f"{min(times):7.1f} to {max(times):7.1f}, {lines[-1].get('memory_gib', 0):.1f} GiB, loss {lines[-1]['loss']:.4f}")
-for ring in ("", "-ring"):
-    try:
-        static = {n: speed.get(n + ring) or speed[n] for n in shares}
-        mean = 1 / sum(share / static[n] for n, share in shares.items())
-        print(f"dynamic{ring}: {speed['dynamic' + ring] / speed['static' + ring]:.3f} of static, "
-              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (shares {shares})")
-    except KeyError:
-        pass
-PY
+python3 -c "$table" "$out" $((8 * ranks * each))

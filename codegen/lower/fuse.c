@@ -123,6 +123,18 @@ static lower_role first_role(lowering *l, ml_ref n) {
     return LOWER_OPAQUE;
 }
 
+/* Whether a PERMUTE moves axes of one element alone: nothing in memory. */
+static bool keeps_order(const lowering *l, ml_ref n) {
+    const ml_type *to = ml_graph_type(l->g, n);
+    const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
+    for (int i = 0, j = 0; i < to->rank; i++) {
+        if (to->size[i] == 1) continue;
+        while (from->size[j] == 1) j++;
+        if (from->axis[j++] != to->axis[i]) return false;
+    }
+    return true;
+}
+
 /* An output or update needs memory of its own in its type's order; where only a step reads it
  * (`read`), a part of another's memory will do. */
 static void pin(lowering *l, ml_ref n, bool read) {
@@ -130,7 +142,9 @@ static void pin(lowering *l, ml_ref n, bool read) {
     for (;;) {
         int op = ml_graph_node(l->g, base)->op;
         if (lower_in_memory(l, base)) break;
-        bool ordered = op == ML_OP_PERMUTE && l->info[ml_graph_source(l->g, base, 0)].layout != 0;
+        bool ordered =
+            op == ML_OP_PERMUTE &&
+            (l->info[ml_graph_source(l->g, base, 0)].layout != 0 || keeps_order(l, base));
         bool sliced = op == ML_OP_SLICE && read;
         if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE && !ordered && !sliced)
             break;

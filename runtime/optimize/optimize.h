@@ -41,6 +41,13 @@ ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const in
 ml_graph *ml_chunk_logits(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
 bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
+/* After sharding: what is between attentions that trade halves of their queries with another rank
+ * is computed in the traded order, so that inputs are traded in place of queries, results and
+ * their gradients. Sums over positions, and updates that add them up, have other terms on each
+ * rank; the ranks' together are the same. */
+ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots);
+bool ml_trade_once_applies(const ml_graph *g); /* whether there are trades */
+bool ml_trades_less(const ml_graph *made, const ml_graph *from); /* whether ranks exchange less */
 /* Permutations move from operands to results, until they cancel: those around collectives, which
  * work along the outermost axis, would be copies otherwise. */
 ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);

@@ -148,6 +148,7 @@ static const action actions[] = {
     {"join_collectives", .pass = ml_join_collectives},
     {"scale_products", .pass = ml_scale_products, .tolerance = 1e-5},
     {"widen_scaled_products", .pass = widen_scaled_products},
+    {"trade_once", .pass = ml_trade_once},
     {"propagate_layout", .pass = ml_propagate_layout},
     {"half_batch_overlap", .pass = half_batch_overlap},
     {"chunk_logits", .pass = chunk_logits},

@@ -10,7 +10,9 @@
  * second one is 2 n - 1 - 2 r. Every rank then has blocks low and 2 n - 1 - low: equal work for
  * all. Results are swapped back. Everything outside of attention keeps the rule's contiguous parts,
  * so that no other op has to know; the price is half of q and o on the network forward (in a ring
- * of k and v too), and half of do and dq backward (in a ring o, dk and dv).
+ * of k and v too), and half of do and dq backward (in a ring o, dk and dv). With gathered keys
+ * optimize/trade_once.c removes it afterwards where what is between attentions takes each position
+ * by itself.
  *
  * With gathered keys that is one call forward and one backward, on queries that are two pieces with
  * a place each (ml_attention_args).
