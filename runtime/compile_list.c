@@ -46,7 +46,8 @@ static ml_graph *propagate_layout(pass_context *c) {
         if (!begin) continue;
         ml_graph *moved = ml_propagate_layout(begin, &plan->roots);
         if (i) ml_graph_free(begin);
-        bool better = ml_permuted_bytes(moved) < ml_permuted_bytes(best);
+        bool better = ml_permuted_bytes(moved, pass_times(c, moved)) <
+                      ml_permuted_bytes(best, pass_times(c, best));
         ml_graph *worse = better ? best : moved;
         if (worse != plan->graph) ml_graph_free(worse);
         if (better) best = moved, best_roots = plan->roots;
@@ -212,6 +213,8 @@ static const compile_pass global_passes[] = {
 
 /* Over the graph of one rank, whatever is done to save memory: attempts share their result. */
 static const compile_pass rank_passes[] = {
+    {"fold_layers", .run_with = pass_fold_layers, .when = pass_folds_layers,
+     .purpose = "most of the layers that repeat are left out of the passes up to unfold_layers"},
     {"share_segments", .run_with = share_segments, .when = shares_segments,
      .purpose = "scans whose axis ranks share get as many segments on each rank"},
     {"shard", .run_with = pass_shard, .when = pass_has_layout,
@@ -249,6 +252,8 @@ static const compile_pass rank_passes[] = {
      .purpose = "products of 8 bits that no library serves are computed of bf16"},
     {"simplify_merged", ml_simplify, .when = merges_products,
      .purpose = "slices of merged results cancel against what joined them"},
+    {"unfold_layers", .run_with = pass_unfold_layers, .when = pass_has_folded,
+     .purpose = "what became of a layer is repeated for those that were left out"},
 };
 
 /* Over the graph of one rank, depending on the choices by which attempts differ. */

@@ -90,7 +90,8 @@ ml_graph *pass_shard(pass_context *c) {
         types[i] = ml_layout_local(plan->layout, type, &places);
     }
     int asked = r->output_count;
-    plan_graph_set(plan, ml_shard(plan->graph, r, plan->layout));
+    const uint32_t *times = pass_times(c, plan->graph);
+    plan_graph_set(plan, ml_shard_times(plan->graph, r, plan->layout, times));
     if (r->overflow_count > 0) plan_roots(plan, &plan->roots); /* what was added is the graph's */
     ml_graph *g = plan->graph;
     for (int i = 0; i < asked; i++) {
@@ -102,7 +103,7 @@ ml_graph *pass_shard(pass_context *c) {
         ml_graph_set_origin(g, ml_graph_origin(g, r->updates[i].value));
         r->updates[i].value = ml_permute(g, r->updates[i].value, &type);
     }
-    ml_shard_traffic(g, plan->layout, plan->traffic);
+    ml_shard_traffic_times(g, plan->layout, pass_times(c, g), plan->traffic);
     plan->local = true;
     return g;
 }
@@ -169,13 +170,28 @@ ml_graph *pass_recompute(pass_context *c) {
     return g;
 }
 
-void passes_run(pass_context *c, pass_list which) {
-    for (int i = 0; i < compile_pass_lists[which].count; i++) {
-        const compile_pass *p = &compile_pass_lists[which].list[i];
+typedef struct {
+    pass_context *context;
+    const compile_pass_list *list;
+} passes_of_list;
+
+static void run_list(void *argument) {
+    const passes_of_list *passes = argument;
+    pass_context *c = passes->context;
+    for (int i = 0; i < passes->list->count; i++) {
+        const compile_pass *p = &passes->list->list[i];
         if (p->when != NULL && !p->when(c)) continue;
+        const bool whole = c->whole;
         ml_graph *graph = p->run != NULL ? p->run(c->plan->graph, &c->plan->roots) : p->run_with(c);
         pass_done(c->plan, graph, p->name);
+        if (c->whole && !whole) i = -1;
     }
+}
+
+void passes_run(pass_context *c, pass_list which) {
+    const ml_status status = ml_protect(run_list, &(passes_of_list){c, &compile_pass_lists[which]});
+    pass_fold_free(c);
+    if (status != ML_OK) ml_raise_last();
 }
 
 const char PASS_TASK[] = "task";

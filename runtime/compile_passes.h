@@ -18,7 +18,9 @@ typedef struct {
     ml_axis half_axis;     /* along which the batch is halved, and its size; 0: it is not */
     int64_t half_size;
     bool chunked;
-    int64_t scan; /* positions of the longest scan that segments may cut */
+    int64_t scan;              /* positions of the longest scan that segments may cut */
+    struct compile_fold *fold; /* between fold_layers and unfold_layers */
+    bool whole;                /* layers are not left out */
 } pass_context;
 
 typedef enum {
@@ -65,6 +67,16 @@ ml_graph *pass_decompose(pass_context *c);
 ml_graph *pass_simplify_parts(pass_context *c);
 bool pass_recomputes(pass_context *c);
 ml_graph *pass_recompute(pass_context *c);
+
+/* compile_fold.c: passes over few of the layers that repeat. Where they cannot be unfolded,
+ * pass_unfold_layers gives the graph that pass_fold_layers began with, and c->whole is set: the
+ * passes between run again. pass_times: how many nodes each of g stands for; NULL: 1. */
+bool pass_folds_layers(pass_context *c);
+ml_graph *pass_fold_layers(pass_context *c);
+const uint32_t *pass_times(pass_context *c, const ml_graph *g);
+bool pass_has_folded(pass_context *c);
+ml_graph *pass_unfold_layers(pass_context *c);
+void pass_fold_free(pass_context *c);
 
 void passes_run(pass_context *c, pass_list list);
 /* What MLUA_DUMP calls the graph of a task of a pipeline stage. */

@@ -95,6 +95,10 @@ static const knob KNOBS[] = {
      "parameter cache) and updated with the parameters, or once a step by pipeline stages, where "
      "memory allows",
      FLAG, AT(param_cache)},
+    {"MLUA_FOLD", "0|1",
+     "0: the compiler's passes see all layers of a model; else few of those that repeat, and copy "
+     "what became of them",
+     FLAG, AT(fold)},
     {"MLUA_BATCH", "0|1",
      "0: a launch for each kernel; else a GPU runs those that are alike in one", FLAG, AT(batch)},
     {"MLUA_OVERLAP", "0|1",
@@ -146,6 +150,7 @@ static ml_knobs_values values = {.tune = true,
                                  .deterministic = true,
                                  .param_cache = true,
                                  .batch = true,
+                                 .fold = true,
                                  .wgmma = 1,
                                  .tma = true,
                                  .early = true,

@@ -26,7 +26,7 @@ typedef struct {
     int blas;
     int recompute;
     int chunk; /* MiB */
-    bool param_cache, batch;
+    bool param_cache, batch, fold;
     int overlap, halves;
     int host_link; /* GB/s */
     int peer, hosts, timeout; /* timeout: s; 0: the default */

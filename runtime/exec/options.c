@@ -17,6 +17,7 @@ ml_compile_options ml_compile_options_read(void) {
                        : k->chunk == 0 ? INT64_MAX
                                        : (int64_t)k->chunk << 20,
         .no_param_cache = !k->param_cache,
+        .no_fold = !k->fold,
         .no_batch = !k->batch,
         .verify = k->verify,
         .dump = k->dump,

@@ -18,7 +18,6 @@
 #include "runtime/ops/ragged/ragged.h"
 #include "runtime/optimize/optimize.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -527,24 +526,32 @@ static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_
     return x;
 }
 
-/* The state that a weight is computed from; -1 where it is none. */
-static int64_t state_of(const state *s, ml_ref n) {
+/* The name of the state that a weight is computed from; NULL: of none. */
+static const char *state_of(const state *s, ml_ref n) {
     while (node_of(s, n)->op != ML_OP_STATE && node_of(s, n)->source_count > 0) n = left_of(s, n);
-    return node_of(s, n)->op == ML_OP_STATE ? ml_graph_args(s->r->from, n)[0] : -1;
+    if (node_of(s, n)->op != ML_OP_STATE) return NULL;
+    return ml_graph_state(s->r->from, (uint32_t)ml_graph_args(s->r->from, n)[0])->name;
 }
 
-/* An axis that no script can name; the same for the same weights in another program over the same
- * model, or again in this one, so that what is kept of them is the same, too (param_cache.c). */
+/* "joined'blocks.*.attention.wq": a state's name, with a * for each number of a layer. */
+static const char *joined_name(state *s, const char *name) {
+    char *made = ml_arena_format(s->r->scratch, "joined'%s", name), *out = made + strlen("joined'");
+    for (bool starts = true; (*out = *name) != 0; starts = *name++ == '.', out++) {
+        const size_t digits = starts ? strspn(name, "0123456789") : 0;
+        if (digits > 0 && (name[digits] == '.' || name[digits] == 0))
+            *out = '*', name += digits - 1;
+    }
+    return made;
+}
+
+/* An axis that no script can name; the same for the same weights of another layer, in another
+ * program or again in this one: layers are alike, and so is what is kept (param_cache.c). */
 static ml_axis fresh_of(state *s, group *g) {
-    char name[32];
-    int64_t first =
-        s->weight[right_of(s, g->members[0])] ? state_of(s, right_of(s, g->members[0])) : -1;
-    if (first >= 0)
-        snprintf(name, sizeof name, "joined'%lld", (long long)first);
-    else
-        snprintf(name, sizeof name, "group'%u", (unsigned)(g - s->groups.at) + 1);
-    if (!g->fresh) g->fresh = ml_axis_named(s->r->to, name);
-    return g->fresh;
+    const ml_ref weight = right_of(s, g->members[0]);
+    const char *name = s->weight[weight] ? state_of(s, weight) : NULL;
+    const int number = (int)(g - s->groups.at) + 1;
+    name = name ? joined_name(s, name) : ml_arena_format(s->r->scratch, "group'%d", number);
+    return g->fresh = ml_axis_named(s->r->to, name);
 }
 
 typedef enum { WEIGHTS, BIASES, GRADIENTS } operand_kind;

@@ -53,7 +53,8 @@ bool ml_trades_less(const ml_graph *made, const ml_graph *from); /* whether rank
 ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);
 /* Before it: rows that are gathered come in the order of collectives. NULL: there is none. */
 ml_graph *ml_gather_in_order(const ml_graph *from, ml_roots *roots);
-int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
+/* Of the results of all permutations; times[n] (or NULL: 1) nodes are like node n. */
+int64_t ml_permuted_bytes(const ml_graph *g, const uint32_t *times);
 /* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
  * of it, which alternate from one collective to the next, so that collectives of one half overlap
  * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded

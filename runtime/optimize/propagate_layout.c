@@ -226,11 +226,12 @@ static int64_t read_bytes(const ml_graph *g, ml_ref n, int depth) {
     return sum < own ? sum : own;
 }
 
-int64_t ml_permuted_bytes(const ml_graph *g) {
+int64_t ml_permuted_bytes(const ml_graph *g, const uint32_t *times) {
     enum { DEPTH = 4 };
     int64_t bytes = 0;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (op_of(g, n) == ML_OP_PERMUTE) bytes += read_bytes(g, ml_graph_source(g, n, 0), DEPTH);
+        if (op_of(g, n) == ML_OP_PERMUTE)
+            bytes += read_bytes(g, ml_graph_source(g, n, 0), DEPTH) * (times ? times[n] : 1);
     return bytes;
 }
 

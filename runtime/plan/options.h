@@ -21,6 +21,7 @@ typedef struct {
     int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: ML_CHUNK_BYTES;
                              INT64_MAX: never */
     bool no_param_cache;  /* each step casts f32 parameters to the products' dtype anew */
+    bool no_fold;         /* passes see all layers, also of those that repeat */
     bool no_batch;        /* no kernels of several steps in one launch */
     bool verify;          /* verify the graph after every pass, and the kernel IR */
     struct ml_compile_log *log; /* where to record what is done (log.h); NULL: nowhere */

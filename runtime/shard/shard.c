@@ -308,7 +308,7 @@ static void find_listed(const sharder *s, ml_ref n, int i, ml_undivided *whole) 
 static void note_division(sharder *s, ml_ref n, const ml_placements *need,
                           const ml_placements *out) {
     if (s->values[n].params) return;
-    double flops = ml_flops(s->from, n);
+    double one = ml_flops(s->from, n), flops = s->times ? one * s->times[n] : one;
     s->division.flops += flops;
     for (int i = 0; i < s->layout->count; i++) {
         bool divided = is_divided(out[0].over[i]);
@@ -317,8 +317,8 @@ static void note_division(sharder *s, ml_ref n, const ml_placements *need,
         if (divided) continue;
         ml_undivided *whole = &s->division.over[i];
         whole->flops += flops;
-        if (flops <= whole->most) continue;
-        whole->most = flops;
+        if (one <= whole->most) continue;
+        whole->most = one;
         whole->origin = ml_graph_origin(s->from, n);
         find_listed(s, n, i, whole);
     }
@@ -582,16 +582,12 @@ static void finish(void *argument) {
     p->s.to = live;
 }
 
-ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
-    return ml_shard_report(from, roots, layout, NULL, NULL);
-}
-
-ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
-                          ml_shard_visitor *visit, void *context) {
+static ml_graph *run(const ml_graph *from, ml_roots *roots, const ml_layout *layout, pass p) {
     if (ml_layout_ranks(layout) == 1) return ml_drop_placements(from, roots);
-    pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
-    p.visit = visit;
-    p.context = context;
+    p.s.from = from;
+    p.s.layout = layout;
+    p.s.scratch = ml_arena_new();
+    p.roots = roots;
     if (!p.s.scratch) ml_raise(ML_NO_MEMORY, "no memory left to shard the program");
     ml_status status = ml_protect(body, &p);
     if (status == ML_OK) status = ml_protect(finish, &p);
@@ -599,4 +595,18 @@ ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout
     if (status == ML_OK) return p.s.to;
     if (p.s.to) ml_graph_free(p.s.to);
     ml_raise_last();
+}
+
+ml_graph *ml_shard_times(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                         const uint32_t *times) {
+    return run(from, roots, layout, (pass){.s.times = times});
+}
+
+ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                          ml_shard_visitor *visit, void *context) {
+    return run(from, roots, layout, (pass){.visit = visit, .context = context});
+}
+
+ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
+    return run(from, roots, layout, (pass){0});
 }

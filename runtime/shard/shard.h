@@ -40,6 +40,9 @@ typedef struct {
  * without a name: what does not divide is whole); other outputs are whole. Raises ML_INVALID for
  * impossible layouts, naming the tensor. */
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
+/* times[n]: so many nodes of the program are like node n of `from`, which counts as all of them. */
+ml_graph *ml_shard_times(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                         const uint32_t *times);
 /* For people: called for every node of `from` that has a placement of its own, as its op gives it;
  * the outputs of the graph stay there. */
 typedef void ml_shard_visitor(void *context, const ml_graph *from, ml_ref n,
@@ -51,6 +54,8 @@ int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
+void ml_shard_traffic_times(const ml_graph *g, const ml_layout *layout, const uint32_t *times,
+                            ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
 /* Cut a rank's part out of a global tensor, and put it back. Elements of `width` bytes. */
 void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                   int64_t rank, int width, const void *whole, void *part);

@@ -84,6 +84,7 @@ struct sharder {
     const ml_graph *from;
     ml_graph *to;
     const ml_layout *layout;
+    const uint32_t *times; /* of ml_shard_times; may be NULL */
     ml_arena *scratch;
     shard_value *values; /* by node of `from` */
     ML_VEC(shard_version) versions;

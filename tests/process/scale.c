@@ -1,6 +1,8 @@
 /* 1,000 layers on 10,000 ranks, whatever is split over which ranks: planned in 1 GiB, and in 10 s
  * of processor time on a machine that others use, too (4 to 9 s on 27 November 2026; 5 s are
  * wanted). */
+#include <string.h>
+
 #include "tests/process/support.h"
 
 typedef struct {
@@ -36,4 +38,66 @@ static void plan_at_scale(process_room *room) {
 
 TEST(long, a_thousand_layers_on_ten_thousand_ranks) {
     process_in_room(plan_at_scale);
+}
+
+/* Without the line that says which pass it was. */
+static const char *graph_after(process_room *room, const char *environment, const char *pass,
+                               const char *arguments) {
+    const char *set = ml_arena_format(room->arena, "%s MLUA_DUMP=%s@step", environment, pass);
+    process_result r =
+        process_run(room, 0, set, "check --json --device h200 %s 2>&1 >/dev/null", arguments);
+    const char *graph = strchr(r.output, '\n');
+    EXPECT(graph != NULL && strncmp(r.output, "-- ", 3) == 0, "%s: %.200s", arguments, r.output);
+    return graph;
+}
+
+/* Few of the layers that repeat go through the passes, and the graph of all is the same as if all
+ * did, node by node. */
+PROCESS_TEST(folded_layers_become_what_all_do) {
+    static const char *const programs[] = {
+        "models/gpt.lua heads=4 embed=64 batch=64 layout=fsdp --mesh dp=2,tp=2,cp=2",
+        "models/gpt_moe.lua heads=4 embed=64 batch=64 --mesh dp=2,ep=4",
+    };
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        const char *run =
+            ml_arena_format(room->arena, "\"$ROOT\"/%s layers=36 seq=64 vocab=256", programs[i]);
+        EXPECT(strcmp(graph_after(room, "", "unfold_layers", run),
+                      graph_after(room, "MLUA_FOLD=0", "simplify_merged", run)) == 0,
+               "%s: the graphs differ", run);
+    }
+}
+
+/* Layers whose weights have names of their own: their products are joined along axes of their own,
+ * so the passes' result does not repeat, and they run over all layers. */
+PROCESS_TEST(layers_that_do_not_unfold_are_planned_whole) {
+    process_write(
+        room, "named.lua",
+        "local m = require 'mlua'\n"
+        "local A = m.axes { batch = 16, seq = 8, vocab = 64, embed = 32, ffn = 64 }\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.wte = m.param { A.vocab, A.embed }\n"
+        "  for i = 1, 40 do\n"
+        "    self['gate' .. i], self['up' .. i] = m.param { A.embed, A.ffn }, m.param { A.embed, "
+        "A.ffn }\n"
+        "    self['down' .. i] = m.param { A.ffn, A.embed }\n"
+        "  end\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.wte:gather(tokens, 'vocab')\n"
+        "  for i = 1, 40 do\n"
+        "    local h = m.silu(x:dot(self['gate' .. i], 'embed')) * x:dot(self['up' .. i], "
+        "'embed')\n"
+        "    x = x + h:dot(self['down' .. i], 'ffn')\n"
+        "  end\n"
+        "  return x:dot(self.wte, 'embed')\n"
+        "end\n"
+        "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 64, steps = 1,\n"
+        "  optimizer = m.sgd { lr = 0.1 }, layout = m.layout.ddp {} }\n");
+    const char *run = "named.lua --mesh dp=4";
+    const char *all = graph_after(room, "MLUA_FOLD=0", "simplify_merged", run);
+    CHECK(strstr(all, "joined'up12") != NULL || strstr(all, "joined'gate12") != NULL);
+    EXPECT(strcmp(graph_after(room, "", "unfold_layers", run), all) != 0, "%s", "it unfolds");
+    EXPECT(strcmp(graph_after(room, "", "param_cache", run),
+                  graph_after(room, "MLUA_FOLD=0", "param_cache", run)) == 0,
+           "%s", "the graphs differ");
 }
