@@ -18,6 +18,7 @@
 #include "runtime/compile_passes.h"
 #include "runtime/graph/analysis.h"
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/host_copies.h"
 #include "runtime/plan/log.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -553,6 +554,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     bool gpu = target->kind == ML_TARGET_CUDA;
     fit.offloads = compile_offload != NULL && target->host_bytes > 0 && target->memory_bytes > 0 &&
                    !in->roots->often;
+    if (fit.offloads && !is_pipeline(in)) fit.host_rate = host_copy_rate(target, in->layout, false);
     plan_choice first = {.kept = 1};
     if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;
     first.overlap = overlaps(in->layout, target, options);

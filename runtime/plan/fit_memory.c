@@ -5,13 +5,23 @@
  * linearly, so a few attempts reach the limit. */
 #include "runtime/plan/fit_memory.h"
 
+#include <stddef.h>
+
+/* An attempt at a share of what is kept. */
+typedef struct {
+    double kept, seconds;
+    int64_t reach;
+} share_end;
+
 typedef struct {
     const plan_fit *fit;
     plan_choice last; /* the choice of the present plan */
     plan_choice best; /* the fastest that fits, or else the smallest */
     plan_size best_size;
-    plan_size size; /* of the present plan */
-    bool found;     /* the best fits */
+    plan_size size;      /* of the present plan */
+    bool found;          /* the best fits */
+    share_end copied[2]; /* by whether there is a cache: all is kept, with as many copies as
+                            computation hides, and does not fit; reach 0: not tried */
 } search;
 
 /* With microbatches, another program sets the parameters after all of them: its states, mostly
@@ -29,10 +39,16 @@ static bool fits(const search *s, const plan_size *size) {
     return peak_of(size) <= limit_of(s);
 }
 
+static share_end end_of(const search *s) {
+    return (share_end){s->last.kept, s->size.seconds, s->size.reach};
+}
+
 static bool attempt(search *s, const plan_choice *choice) {
     s->last = *choice;
     s->fit->attempt(s->fit->context, choice, &s->size);
     bool fit = fits(s, &s->size);
+    if (!fit && choice->offload == OFFLOAD_HIDDEN && choice->kept == 1)
+        s->copied[choice->param_cache] = end_of(s);
     bool better = s->found ? fit && s->size.seconds < s->best_size.seconds
                            : fit || peak_of(&s->size) < peak_of(&s->best_size);
     if (better) {
@@ -43,52 +59,74 @@ static bool attempt(search *s, const plan_choice *choice) {
     return fit;
 }
 
-/* Between shares of which one fits and the other one does not: by the line through their peaks, and
- * in the middle where that has come from one side twice. */
-static void search_share(search *s, plan_choice choice, double low, int64_t low_peak, double high,
-                         int64_t high_peak) {
+/* Of the limit: how far below it attempts aim, as the peak may be above the line by that. */
+static const double BELOW = 0.004;
+
+/* The part of the best plan's time that the share which reaches the limit would save, by the line
+ * through the ends. */
+static double gain_left(const search *s, const share_end *low, const share_end *high) {
+    double part = (double)(limit_of(s) - low->reach) / (double)(high->reach - low->reach);
+    return part * (low->seconds - high->seconds) / s->best_size.seconds;
+}
+
+/* Between shares of which one fits and the other one does not: by the line through their peaks, a
+ * little below the limit, and in the middle where that has come from one side twice. */
+static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
     const int most = choice.offload == OFFLOAD_NONE ? 5 : 8; /* with copies less of a line */
-    const double close = 0.02, margin = 0.05;
-    const double all = (double)(high_peak - low_peak);
-    for (int i = 0, side = 0; i < most && high_peak > low_peak; i++) {
-        double width = high - low, left = (double)(limit_of(s) - low_peak);
-        if (width < close || left < close * all) return;
-        double share = left / (double)(high_peak - low_peak);
+    const double close = 0.02, margin = 0.05, worth = 0.005;
+    const double all = (double)(high.reach - low.reach);
+    for (int i = 0, side = 0; i < most && high.reach > low.reach; i++) {
+        double width = high.kept - low.kept, left = (double)(limit_of(s) - low.reach);
+        if (width < close || left < close * all || gain_left(s, &low, &high) < worth) return;
+        double less = BELOW * (double)limit_of(s);
+        double share =
+            (left - (less < left / 2 ? less : left / 2)) / (double)(high.reach - low.reach);
         if (share < margin) share = margin;
         if (share > 1 - margin) share = 1 - margin;
         if (side >= 2 || side <= -2) share = 0.5;
-        choice.kept = low + share * width;
+        choice.kept = low.kept + share * width;
         if (attempt(s, &choice)) {
-            low = choice.kept, low_peak = s->size.reach;
+            low = end_of(s);
             side = side > 0 ? side + 1 : 1;
         } else {
-            high = choice.kept, high_peak = s->size.reach;
+            high = end_of(s);
             side = side < 0 ? side - 1 : -1;
         }
     }
 }
 
-/* With a cache or not, and with overlap or not: from all kept, whose peak is `most` if known, to
- * the least. Whether any share fits. */
-static bool search_kept(search *s, plan_choice choice, int64_t most) {
+/* A share that fits where half of what is no state follows what is kept, as it mostly does; 0 where
+ * much less than all is to be kept, and a guess would be far off. */
+static double share_guess(const search *s, const share_end *most) {
+    const double over = (double)(most->reach - limit_of(s)) + BELOW * (double)limit_of(s);
+    const double share = 1 - over / (0.5 * (double)(most->reach - s->size.states));
+    return s->last.offload == OFFLOAD_HIDDEN && share > 0.75 ? share : 0;
+}
+
+/* With a cache or not, and with overlap or not: from all kept, of which `most` says how that is, if
+ * it is known, to the least. Whether any share fits. */
+static bool search_kept(search *s, plan_choice choice, const share_end *most) {
     choice.kept = 1;
-    if (most == 0) {
-        if (attempt(s, &choice)) return true;
-        most = s->size.reach;
+    if (most == NULL && attempt(s, &choice)) return true;
+    share_end high = most != NULL ? *most : end_of(s);
+    choice.kept = share_guess(s, &high);
+    bool fit = attempt(s, &choice);
+    if (!fit && choice.kept > 0) {
+        high = end_of(s);
+        choice.kept = 0;
+        fit = attempt(s, &choice);
     }
-    choice.kept = 0;
-    if (!attempt(s, &choice)) return false;
-    search_share(s, choice, 0, s->size.reach, 1, most);
-    return true;
+    if (fit) search_share(s, choice, end_of(s), high);
+    return fit;
 }
 
 /* The same where the least with more memory taken did not fit: the least first. */
 static bool search_least(search *s, plan_choice choice) {
     choice.kept = 0;
     if (!attempt(s, &choice)) return false;
-    int64_t least = s->size.reach;
+    const share_end least = end_of(s);
     choice.kept = 1;
-    if (!attempt(s, &choice)) search_share(s, choice, 0, least, 1, s->size.reach);
+    if (!attempt(s, &choice)) search_share(s, choice, least, end_of(s));
     return true;
 }
 
@@ -99,13 +137,24 @@ static bool same(const plan_choice *a, const plan_choice *b) {
 
 static const double WORTH = 1.01; /* a plan that is slower by more is not taken at once */
 
+/* Whether copies of all that is too much, which computation waits for, take longer than the best
+ * plan that was found: they take what is beyond those that computation hides at least half of the
+ * time that the host needs for it. */
+static bool waits_too_long(const search *s) {
+    const share_end *hidden = &s->copied[s->best.param_cache];
+    const double excess = (double)(hidden->reach - limit_of(s));
+    return s->fit->host_rate > 0 && hidden->reach > 0 &&
+           hidden->seconds + excess / (2 * s->fit->host_rate) > s->best_size.seconds;
+}
+
 /* Without the cache parameters are cast at each use, which may take less time than computing values
- * again. */
-static void search_all(search *s, plan_choice choice, bool caches, double fast, int64_t most) {
+ * again. `most`: all is kept, with copies that computation hides if there are to be any. */
+static void search_all(search *s, plan_choice choice, bool caches, double fast,
+                       const share_end *most) {
     bool found = search_kept(s, choice, most);
     if (caches && (!found || s->best_size.seconds > WORTH * fast)) {
         choice.param_cache = false;
-        found = (found ? search_kept(s, choice, 0) : search_least(s, choice)) || found;
+        found = (found ? search_kept(s, choice, NULL) : search_least(s, choice)) || found;
     }
     if (!found && choice.overlap) {
         choice.overlap = false;
@@ -113,6 +162,7 @@ static void search_all(search *s, plan_choice choice, bool caches, double fast, 
     }
     if (!s->fit->offloads || (found && s->best_size.seconds <= WORTH * fast)) return;
     /* To wait for a copy may take less time than to compute again. */
+    if (found && waits_too_long(s)) return;
     if (found) choice = s->best;
     choice.offload = OFFLOAD_ALL;
     choice.kept = 1;
@@ -165,9 +215,9 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     }
     if (s.found) return;
     double fast = s.size.seconds;
-    int64_t most = s.size.peak;
+    share_end most = {1, s.size.seconds, s.size.peak};
     bool caches = s.size.caches;
-    bool far = most / 2 > limit_of(&s) || s.size.states > limit_of(&s);
+    bool far = most.reach / 2 > limit_of(&s) || s.size.states > limit_of(&s);
     const int64_t scan = s.size.scan;
     const plan_choice least = {.cheap = CHEAP_EVERYWHERE,
                                .offload = fit->offloads ? OFFLOAD_ALL : OFFLOAD_NONE};
@@ -180,13 +230,13 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
         if (enough)
             choice.offload = OFFLOAD_NONE;
         else
-            most = s.size.reach;
+            most = end_of(&s);
     }
     if (least_fits && s.size.weight_grad && !far) {
         if (attempt(&s, &choice)) goto end;
-        most = s.size.peak;
+        most = (share_end){1, s.size.seconds, s.size.peak};
     }
-    if (least_fits) search_all(&s, choice, caches, fast, most);
+    if (least_fits) search_all(&s, choice, caches, fast, &most);
     choice.offload = OFFLOAD_NONE; /* peaks of segments are compared */
     if (scan > 0 && s.size.states <= limit_of(&s)) search_segments(&s, choice, scan);
 end:

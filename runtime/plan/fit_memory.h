@@ -50,8 +50,10 @@ typedef struct {
      * memory that compiling takes, so there is one at a time. */
     void (*attempt)(void *context, const plan_choice *choice, plan_size *size);
     void *context;
-    int64_t limit; /* bytes */
-    bool offloads; /* values may be copied to host memory */
+    int64_t limit;    /* bytes */
+    bool offloads;    /* values may be copied to host memory */
+    double host_rate; /* bytes a second of such copies, each way; 0: seconds of attempts do not say
+                         what waiting for one adds */
 } plan_fit;
 
 /* The last attempt is `first` if it fits, else the fastest that was found to fit, else the
