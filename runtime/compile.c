@@ -108,7 +108,7 @@ static void compile_loops(ml_plan *plan) {
         ml_graph *graph = ml_loop_body(s, &s->steps.at[i], &roots);
         ml_plan *body = plan_of_part(plan, &graph, &roots, &loop->plan);
         body->pipeline_task = true;
-        passes_run(&(pass_context){.plan = body}, PASSES_RANK);
+        passes_run(&(pass_context){.plan = body}, PASSES_RANK, PASSES_RANK);
         compile_steps(body, false);
         if (body->library_bytes > plan->library_bytes) plan->library_bytes = body->library_bytes;
         loop_workspace(s, &s->steps.at[i], loop);
@@ -210,7 +210,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
         memcpy(plan->traffic, part->traffic, sizeof part->traffic);
         plan->local = true;
     } else {
-        passes_run(c, PASSES_RANK);
+        passes_run(c, c->global ? PASSES_GLOBAL : PASSES_RANK, PASSES_RANK);
         if (shared->several) {
             part->roots = plan_roots_copy(shared->arena, &plan->roots);
             memcpy(part->traffic, plan->traffic, sizeof part->traffic);
@@ -218,7 +218,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
             plan->borrows = true;
         }
     }
-    passes_run(c, PASSES_CHOICE);
+    passes_run(c, PASSES_CHOICE, PASSES_CHOICE);
     if (c->scan > shared->scan) shared->scan = c->scan;
     shared->keeps_all |= c->keeps_all;
     if (!plan->borrows || shared->pipeline == NULL) return; /* of a whole program: take_graph */
@@ -235,12 +235,12 @@ static void take_graph(ml_plan *plan) {
     part->graph = NULL;
 }
 
-static void compile_global(const ml_compile_input *in, ml_plan *plan) {
-    pass_context c = {.plan = plan};
-    plan->graph = (ml_graph *)in->graph; /* which the first pass copies */
-    plan->borrows = true;
-    plan_roots(plan, in->roots);
-    passes_run(&c, PASSES_GLOBAL);
+/* The passes over the global graph come first. */
+static void begin_global(const ml_compile_input *in, pass_context *c) {
+    c->global = true;
+    c->plan->graph = (ml_graph *)in->graph; /* which the first pass copies */
+    c->plan->borrows = true;
+    plan_roots(c->plan, in->roots);
 }
 
 /* Whether stages of several ranks hold the state: one sets it, of what the others send. */
@@ -355,7 +355,7 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
     plan->parts[plan->part_count++] = plan;
     plan->script_inputs = UINT32_MAX;
     if (shared->parts == NULL) {
-        compile_global(in, plan);
+        begin_global(in, &c);
         shared->parts = ML_NEW(shared->arena, rank_part);
         shared->part_count = 1;
     }
@@ -391,7 +391,9 @@ static uint64_t hash_pipeline(const ml_compile_input *in, ml_plan *plan) {
 /* The first attempt divides the program into stages for all. */
 static void compile_partition(const ml_compile_input *in, ml_plan *plan) {
     struct compile_shared *shared = plan->shared;
-    compile_global(in, plan);
+    pass_context c = {.plan = plan, .stages = true};
+    begin_global(in, &c);
+    passes_run(&c, PASSES_GLOBAL, PASSES_GLOBAL);
     shared->global = plan->graph;
     plan->borrows = true;
     shared->roots = plan_roots_copy(shared->arena, &plan->roots);

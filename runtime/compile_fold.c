@@ -45,6 +45,9 @@ ml_graph *pass_fold_layers(pass_context *c) {
 bool pass_has_folded(pass_context *c) {
     return c->fold != NULL;
 }
+bool pass_has_folded_stages(pass_context *c) {
+    return c->stages && c->fold != NULL;
+}
 
 const uint32_t *pass_times(pass_context *c, const ml_graph *g) {
     if (c->fold == NULL || c->fold->failed) return NULL;

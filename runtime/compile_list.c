@@ -205,16 +205,19 @@ static const compile_pass global_passes[] = {
      .purpose = "shardings that the script asks for mean nothing on one rank"},
     {"conform_updates", .run_with = pass_conform_updates,
      .purpose = "new values take the dtype and the axis order of their states"},
+    {"fold_layers", .run_with = pass_fold_layers, .when = pass_folds_layers,
+     .purpose =
+         "most of the layers that repeat are left out of the passes up to where they are unfolded"},
     {"simplify", ml_simplify,
      .purpose = "what scripts and autodiff leave: constants, casts there and back, equal nodes"},
     {"scale_products", ml_scale_products, .when = has_fp8_products,
      .purpose = "products of blocks round their operands to 8 bits, with a scale for each tensor"},
+    {"unfold_stages", .run_with = pass_unfold_layers, .when = pass_has_folded_stages,
+     .purpose = "what became of a layer is repeated for those that were left out, for stages"},
 };
 
 /* Over the graph of one rank, whatever is done to save memory: attempts share their result. */
 static const compile_pass rank_passes[] = {
-    {"fold_layers", .run_with = pass_fold_layers, .when = pass_folds_layers,
-     .purpose = "most of the layers that repeat are left out of the passes up to unfold_layers"},
     {"share_segments", .run_with = share_segments, .when = shares_segments,
      .purpose = "scans whose axis ranks share get as many segments on each rank"},
     {"shard", .run_with = pass_shard, .when = pass_has_layout,

@@ -172,24 +172,34 @@ ml_graph *pass_recompute(pass_context *c) {
 
 typedef struct {
     pass_context *context;
-    const compile_pass_list *list;
-} passes_of_list;
+    pass_list first, last;
+} passes_of_lists;
 
-static void run_list(void *argument) {
-    const passes_of_list *passes = argument;
+static const compile_pass *pass_at(const passes_of_lists *passes, int i) {
+    for (pass_list which = passes->first; which <= passes->last; which++) {
+        if (i < compile_pass_lists[which].count) return &compile_pass_lists[which].list[i];
+        i -= compile_pass_lists[which].count;
+    }
+    return NULL;
+}
+
+static void run_lists(void *argument) {
+    const passes_of_lists *passes = argument;
     pass_context *c = passes->context;
-    for (int i = 0; i < passes->list->count; i++) {
-        const compile_pass *p = &passes->list->list[i];
+    const compile_pass *p;
+    int folds = -1; /* the row that folded */
+    for (int i = 0; (p = pass_at(passes, i)) != NULL; i++) {
         if (p->when != NULL && !p->when(c)) continue;
         const bool whole = c->whole;
         ml_graph *graph = p->run != NULL ? p->run(c->plan->graph, &c->plan->roots) : p->run_with(c);
         pass_done(c->plan, graph, p->name);
-        if (c->whole && !whole) i = -1;
+        if (c->fold != NULL && folds < 0) folds = i;
+        if (c->whole && !whole) i = folds;
     }
 }
 
-void passes_run(pass_context *c, pass_list which) {
-    const ml_status status = ml_protect(run_list, &(passes_of_list){c, &compile_pass_lists[which]});
+void passes_run(pass_context *c, pass_list first, pass_list last) {
+    const ml_status status = ml_protect(run_lists, &(passes_of_lists){c, first, last});
     pass_fold_free(c);
     if (status != ML_OK) ml_raise_last();
 }

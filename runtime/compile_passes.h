@@ -19,6 +19,8 @@ typedef struct {
     int64_t half_size;
     bool chunked;
     int64_t scan;              /* positions of the longest scan that segments may cut */
+    bool global;               /* of a whole program, before whose passes the global ones run */
+    bool stages;               /* of a program that is divided into stages after these passes */
     struct compile_fold *fold; /* between fold_layers and unfold_layers */
     bool whole;                /* layers are not left out */
 } pass_context;
@@ -75,10 +77,12 @@ bool pass_folds_layers(pass_context *c);
 ml_graph *pass_fold_layers(pass_context *c);
 const uint32_t *pass_times(pass_context *c, const ml_graph *g);
 bool pass_has_folded(pass_context *c);
+bool pass_has_folded_stages(pass_context *c);
 ml_graph *pass_unfold_layers(pass_context *c);
 void pass_fold_free(pass_context *c);
 
-void passes_run(pass_context *c, pass_list list);
+/* The lists from one to another, in order. */
+void passes_run(pass_context *c, pass_list first, pass_list last);
 /* What MLUA_DUMP calls the graph of a task of a pipeline stage. */
 extern const char PASS_TASK[];
 /* Name and purpose of pass i, in the order in which they run; false past the last. */

@@ -40,29 +40,33 @@ TEST(long, a_thousand_layers_on_ten_thousand_ranks) {
     process_in_room(plan_at_scale);
 }
 
-/* Without the line that says which pass it was. */
+/* After a pass of a program, PASS@PROGRAM, without the line that says so. */
 static const char *graph_after(process_room *room, const char *environment, const char *pass,
                                const char *arguments) {
-    const char *set = ml_arena_format(room->arena, "%s MLUA_DUMP=%s@step", environment, pass);
+    const char *set = ml_arena_format(room->arena, "%s MLUA_DUMP=%s", environment, pass);
     process_result r =
         process_run(room, 0, set, "check --json --device h200 %s 2>&1 >/dev/null", arguments);
     const char *graph = strchr(r.output, '\n');
     EXPECT(graph != NULL && strncmp(r.output, "-- ", 3) == 0, "%s: %.200s", arguments, r.output);
-    return graph;
+    return graph ? graph : "";
 }
 
 /* Few of the layers that repeat go through the passes, and the graph of all is the same as if all
  * did, node by node. */
 PROCESS_TEST(folded_layers_become_what_all_do) {
-    static const char *const programs[] = {
-        "models/gpt.lua heads=4 embed=64 batch=64 layout=fsdp --mesh dp=2,tp=2,cp=2",
-        "models/gpt_moe.lua heads=4 embed=64 batch=64 --mesh dp=2,ep=4",
+    static const struct {
+        const char *unfolded, *whole, *arguments;
+    } programs[] = {
+        {"unfold_layers@step", "simplify_merged@step", "gpt.lua layout=fsdp --mesh dp=2,tp=2,cp=2"},
+        {"unfold_layers@step", "simplify_merged@step", "gpt_moe.lua --mesh dp=2,ep=4"},
+        {"unfold_stages@update", "simplify@update", "gpt.lua accum=4 --mesh pp=2,dp=4"},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
-        const char *run =
-            ml_arena_format(room->arena, "\"$ROOT\"/%s layers=36 seq=64 vocab=256", programs[i]);
-        EXPECT(strcmp(graph_after(room, "", "unfold_layers", run),
-                      graph_after(room, "MLUA_FOLD=0", "simplify_merged", run)) == 0,
+        const char *run = ml_arena_format(
+            room->arena, "\"$ROOT\"/models/%s layers=36 heads=4 embed=64 seq=64 vocab=256 batch=64",
+            programs[i].arguments);
+        EXPECT(strcmp(graph_after(room, "", programs[i].unfolded, run),
+                      graph_after(room, "MLUA_FOLD=0", programs[i].whole, run)) == 0,
                "%s: the graphs differ", run);
     }
 }
@@ -94,10 +98,10 @@ PROCESS_TEST(layers_that_do_not_unfold_are_planned_whole) {
         "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 64, steps = 1,\n"
         "  optimizer = m.sgd { lr = 0.1 }, layout = m.layout.ddp {} }\n");
     const char *run = "named.lua --mesh dp=4";
-    const char *all = graph_after(room, "MLUA_FOLD=0", "simplify_merged", run);
+    const char *all = graph_after(room, "MLUA_FOLD=0", "simplify_merged@step", run);
     CHECK(strstr(all, "joined'up12") != NULL || strstr(all, "joined'gate12") != NULL);
-    EXPECT(strcmp(graph_after(room, "", "unfold_layers", run), all) != 0, "%s", "it unfolds");
-    EXPECT(strcmp(graph_after(room, "", "param_cache", run),
-                  graph_after(room, "MLUA_FOLD=0", "param_cache", run)) == 0,
+    EXPECT(strcmp(graph_after(room, "", "unfold_layers@step", run), all) != 0, "%s", "it unfolds");
+    EXPECT(strcmp(graph_after(room, "", "param_cache@step", run),
+                  graph_after(room, "MLUA_FOLD=0", "param_cache@step", run)) == 0,
            "%s", "the graphs differ");
 }
