@@ -80,6 +80,10 @@ static bool joins_collectives(pass_context *c) {
     return merges_products(c) && pass_has_layout(c);
 }
 
+static bool gathers_together(pass_context *c) {
+    return joins_collectives(c) && ml_gather_together_applies(c->plan->graph);
+}
+
 /* Programs that run often, such as the steps of generation, compute in the compute dtype. */
 static bool has_fp8_products(pass_context *c) {
     return !c->plan->roots.often && ml_scale_products_applies(c->plan->graph);
@@ -251,6 +255,9 @@ static const compile_pass rank_passes[] = {
     {"join_collectives", ml_join_collectives, .when = joins_collectives,
      .purpose =
          "slices of one product are gathered, and its gradients added up over ranks, as one"},
+    {"gather_together", ml_gather_together, .when = gathers_together,
+     .purpose =
+         "keys and values of an attention are gathered, and their gradients added up, as one"},
     {"widen_scaled_products", .run_with = widen_scaled_products, .when = has_scaled_products,
      .purpose = "products of 8 bits that no library serves are computed of bf16"},
     {"simplify_merged", ml_simplify, .when = merges_products,

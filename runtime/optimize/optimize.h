@@ -24,6 +24,10 @@ ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
 /* Behind it: gathered slices that are together one tensor become slices of it gathered, and sums of
  * which a CONCAT is made the sum of a CONCAT. */
 ml_graph *ml_join_collectives(const ml_graph *from, ml_roots *roots);
+/* Keys and values that an attention's ranks gather are gathered as one tensor, and their gradients
+ * added up as one. */
+ml_graph *ml_gather_together(const ml_graph *from, ml_roots *roots);
+bool ml_gather_together_applies(const ml_graph *g); /* whether there may be such */
 /* By product: 1 + the mesh axis over which its result is gathered, where it is merged with others
  * that are alone: the merged result is sent as it is, where slices would be copied first; else 0.
  */

@@ -146,6 +146,7 @@ static const action actions[] = {
     {"decompose_attention", .pass = decompose},
     {"merge_products", .pass = ml_merge_products},
     {"join_collectives", .pass = ml_join_collectives},
+    {"gather_together", .pass = ml_gather_together},
     {"scale_products", .pass = ml_scale_products, .tolerance = 1e-5},
     {"widen_scaled_products", .pass = widen_scaled_products},
     {"trade_once", .pass = ml_trade_once},

@@ -222,7 +222,9 @@ static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *loc
     ml_graph_verify(traded, local, "trade_once");
     ml_graph *merged = ml_merge_products(traded, local);
     ml_graph *joined = ml_join_collectives(merged, local);
-    ml_graph *chunked = ml_chunk_logits(joined, local, 640); /* bytes: large logits, here */
+    ml_graph *together = ml_gather_together(joined, local);
+    ml_graph_verify(together, local, "gather_together");
+    ml_graph *chunked = ml_chunk_logits(together, local, 640); /* bytes: large logits, here */
     double speeds[ML_MAX_MESH];
     for (int i = 0; i < ML_MAX_MESH; i++) speeds[i] = 1e12; /* what is gathered is gathered again */
     ml_graph *last = ml_recompute(chunked, local, 0, 0, speeds);
@@ -230,6 +232,7 @@ static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *loc
     compare(c, last, local, states, inputs, " after the passes");
     ml_graph_free(last);
     ml_graph_free(chunked);
+    ml_graph_free(together);
     ml_graph_free(joined);
     ml_graph_free(merged);
     ml_graph_free(traded);
