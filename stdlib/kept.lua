@@ -43,31 +43,52 @@ local function read_by(model, seq)
   return seq, others
 end
 
--- The states of the step that adds one token, which it raises for where there is none.
-local function derive(model, seq, others)
-  local batch, row, new, columns = core.axis("batch", 1), core.axis("row", 1), core.axis("new", 1), core.axis("columns", (seq.size + BLOCK - 1) // BLOCK)
-  local tokens, list, tensors, states = core.input("tokens", { batch, seq }, "i32"), {}, {}, core.increment_states()
+-- The model's logits for a sequence of its own, and the inputs that they are computed of; nil where it returns no tensor.
+local function trace_model(model, seq, others)
+  local batch, list, tensors = core.axis("batch", 1), {}, {}
+  local tokens = core.input("tokens", { batch, seq }, "i32")
   for i, spec in ipairs(given.specs(model, others)) do
     list[i] = core.input(spec.name, table.move(spec.axes, 1, #spec.axes, 2, { batch }), spec.dtype)
     tensors[spec.name] = list[i]
   end
   local logits = #list > 0 and given.call(model, tokens, tensors) or #list == 0 and model(tokens) or nil
-  if not core.is_tensor(logits) then return nil end
-  core.increment(logits, {
-    tokens = tokens, seq = seq.name, kept = states, given = list, new = core.input("new", { row, new }, "i32"), start = core.input("start", { row }, "i32"),
+  return core.is_tensor(logits) and { axis = seq, logits = logits, tokens = tokens, given = list } or nil
+end
+
+-- The states of the step that adds one token to what was traced, which it raises for where there is none.
+local function derive(whole)
+  local seq, states = whole.axis, core.increment_states()
+  local row, new, columns = core.axis("row", 1), core.axis("new", 1), core.axis("columns", (seq.size + BLOCK - 1) // BLOCK)
+  core.increment(whole.logits, {
+    tokens = whole.tokens, seq = seq.name, kept = states, given = whole.given, new = core.input("new", { row, new }, "i32"), start = core.input("start", { row }, "i32"),
     count = core.input("count", { row }, "i32"), table = core.input("table", { row, columns }, "i32"), pool = columns.size * BLOCK, block = BLOCK, new_max = Cache.CHUNK,
   })
   return states:list()
 end
 
----What the step of a model keeps: {axis = Axis, list = of states:list()}, or {problem = its first line}; nil where the model generates no text.
+---The logits of a model for one sequence, from which kept.of derives what its step keeps; nil where they cannot be traced.
 ---@param model Module
 ---@param seq? Axis
 ---@return table?
-function kept.of(model, seq)
+function kept.trace(model, seq)
   local axis, others = read_by(model, seq)
   if not axis then return nil end
-  local ok, result = traced(function() return derive(model, axis, others) end)
+  local ok, whole = traced(function() return trace_model(model, axis, others) end)
+  return ok and whole or nil
+end
+
+---What the step of a model keeps: {axis = Axis, list = of states:list()}, or {problem = its first line}; nil where the model generates no text.
+---@param model Module
+---@param seq? Axis
+---@param whole? table of kept.trace
+---@return table?
+function kept.of(model, seq, whole)
+  local axis, others = read_by(model, seq)
+  if not axis then return nil end
+  local ok, result = traced(function()
+    whole = whole or trace_model(model, axis, others)
+    return whole and derive(whole)
+  end)
   if not ok then return { problem = kept.problem(result) } end
   return result and { axis = axis, list = result }
 end
@@ -143,9 +164,10 @@ end
 ---What core.report prints of a model: text, or with --json an object of it; nil where the model generates no text.
 ---@param model Module
 ---@param seq? Axis
+---@param whole? table of kept.trace
 ---@return string?
-function kept.report(model, seq)
-  local found = kept.of(model, seq)
+function kept.report(model, seq, whole)
+  local found = kept.of(model, seq, whole)
   if not found then return nil end
   return core.options().json and json_of(found) or text_of(found)
 end

@@ -170,18 +170,11 @@ local function walk(value, path, key, seen, on_module, on_parameter)
   end
 end
 
--- The second tree of a script whose names would be those of the first is called Class2, and so on.
-local function free_prefix(record)
-  local unnamed, paths = false, {}
-  walk(record.instance, nil, nil, {}, nil, function(p) unnamed = unnamed or not attributes[p].named end)
-  if unnamed then
-    walk(record.instance, "", nil, {}, nil, function(p, path, key)
-      if not attributes[p].named then paths[#paths + 1] = join(path, key) end
-    end)
-  end
+-- The second tree of a script whose names would be those of the first is called Class2, and so on. `list` has {p, path} of what is to be named.
+local function free_prefix(record, list)
   local function clashes(prefix)
-    for _, path in ipairs(paths) do
-      if taken[join(prefix, path)] then return true end
+    for _, item in ipairs(list) do
+      if taken[join(prefix, item[2])] then return true end
     end
   end
   local prefix, count = record.prefix or "", 1 -- a parameter created late takes the prefix of the others, where it can
@@ -209,14 +202,20 @@ local function name_tree(record)
     named = named and attributes[p].named and holders[p] == record
   end)
   if named then return states end
-  record.prefix = free_prefix(record)
-  walk(record.instance, record.prefix, nil, {}, function(r, path)
-    r.path, r.moved = path, nil
-    if r ~= record and r.forward and not r.parent then r.parent = record end -- created late and put into a list
-  end, function(p, path, key)
+  local modules, unnamed = {}, {} -- with paths from the root
+  walk(record.instance, "", nil, {}, function(r, path) modules[#modules + 1] = { r, path } end, function(p, path, key)
     holders[p] = record
-    if not attributes[p].named then m.name_parameter(p, join(path, key)) end
+    if not attributes[p].named then unnamed[#unnamed + 1] = { p, join(path, key) } end
   end)
+  record.prefix = free_prefix(record, unnamed)
+  for _, item in ipairs(modules) do
+    local r, path = item[1], item[2]
+    r.path, r.moved = path == "" and record.prefix or join(record.prefix, path), nil
+    if r ~= record and r.forward and not r.parent then r.parent = record end -- created late and put into a list
+  end
+  for _, item in ipairs(unnamed) do
+    if not attributes[item[1]].named then m.name_parameter(item[1], join(record.prefix, item[2])) end
+  end
   return states
 end
 

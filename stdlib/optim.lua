@@ -26,16 +26,24 @@ local RULE = "rule(p, g, s, t) returns the new p; s has slots, t what it is give
 
 -- Rounded to nearest, an average in bf16 would stop where a step changes it by less than half a unit in its last place; rounded
 -- up or down by chance it is right on average. The draw follows from the seed, the state's name and the step.
-local function stochastic_bf16(state, value, step)
+local STEP_KEYS = 0x632be59bd9b4e019
+
+-- The integer in the draw's key that is the state's own.
+local function rounding_key(state, step)
   local key = core.hash(("%d rounds %s"):format(core.options().seed, state:name()))
-  local steps = core.is_tensor(step) and step:cast "i64" or math.tointeger(step)
-  return core.stochastic_bf16(value, core.random(steps * 0x632be59bd9b4e019 + key, m.axes_of(state))):cast "bf16"
+  return core.is_tensor(step) and key or math.tointeger(step) * STEP_KEYS + key
 end
 
--- Slots of one parameter: created on first reading, updated on assignment; and what checks a rule's result,
--- and that no slot is only read, which would stay zero.
+local function stochastic_bf16(state, value, step)
+  local key = rounding_key(state, step)
+  if core.is_tensor(step) then key = step:cast "i64" * STEP_KEYS + key end
+  return core.stochastic_bf16(value, core.random(key, m.axes_of(state))):cast "bf16"
+end
+
+-- Slots of one parameter: created on first reading, updated on assignment; what checks a rule's result, and that no slot is
+-- only read, which would stay zero; and the slots in the order in which the rule asked for them.
 local function slots(p, optimizer, dtype, step)
-  local current, read, assigned = {}, {}, {}
+  local current, read, assigned, states, names = {}, {}, {}, {}, {}
   local function finish(new)
     for _, slot in ipairs(read) do
       if not assigned[slot] then
@@ -44,23 +52,25 @@ local function slots(p, optimizer, dtype, step)
     end
     if not core.is_tensor(new) then core.fail(("m.%s: the rule must return a tensor, got %s"):format(optimizer.name, m.shown(new)), { help = RULE }) end
   end
+  local function state_of(slot)
+    if not states[slot] then states[slot], names[#names + 1] = m.slot_state(p, optimizer, slot, dtype), slot end
+    return states[slot]
+  end
   return setmetatable({}, {
     __index = function(_, slot)
-      if current[slot] == nil then
-        local state = m.slot_state(p, optimizer, slot, dtype)
-        current[slot], read[#read + 1] = state:read():cast "f32", slot
-      end
+      if current[slot] == nil then current[slot], read[#read + 1] = state_of(slot):read():cast "f32", slot end
       return current[slot]
     end,
     __newindex = function(_, slot, value)
-      local state = m.slot_state(p, optimizer, slot, dtype)
+      local state = state_of(slot)
       state:assign(state:dtype() == "bf16" and stochastic_bf16(state, value, step) or value)
       current[slot], assigned[slot] = value, true
     end,
-  }), finish
+  }), finish, names
 end
 
-local slot_states = setmetatable({}, { __mode = "k" })
+local optimizers = {} -- those with slots, in the order of their first
+local slot_states = {} -- by optimizer, then by parameter: {label = "adamw", states = by slot}
 
 ---The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
 ---of a second AdamW over the same parameter are called "wq.adamw2.m".
@@ -70,22 +80,26 @@ local slot_states = setmetatable({}, { __mode = "k" })
 ---@param dtype? string "f32" (the default) or "bf16"
 ---@return State
 function m.slot_state(p, optimizer, slot, dtype)
-  local of_p = slot_states[p] or { optimizers = {}, counts = {} }
-  slot_states[p] = of_p
-  local own = of_p.optimizers[optimizer]
+  local known = slot_states[optimizer]
+  if not known then
+    known = {}
+    slot_states[optimizer], optimizers[#optimizers + 1] = known, optimizer
+  end
+  local own = known[p]
   if not own then
-    local number = (of_p.counts[optimizer.name] or 0) + 1
-    of_p.counts[optimizer.name] = number
+    local number = 1
+    for _, other in ipairs(optimizers) do
+      if other.name == optimizer.name and slot_states[other][p] then number = number + 1 end
+    end
     own = { label = optimizer.name .. (number > 1 and number or ""), states = {} }
-    of_p.optimizers[optimizer] = own
+    known[p] = own
   end
-  if not own.states[slot] then
-    local axes = of_p.axes or m.axes_of(p)
-    of_p.axes = axes
-    local name = ("%s.%s.%s"):format(p:name(), own.label, slot)
-    own.states[slot] = core.state { name = name, axes = axes, dtype = dtype or "f32", kind = "optimizer", init = m.zeros(axes, dtype or "f32") }
+  local state = own.states[slot]
+  if not state then
+    state = core.state_like(p, ("%s.%s.%s"):format(p:name(), own.label, slot), "optimizer", dtype)
+    own.states[slot] = state
   end
-  return own.states[slot]
+  return state
 end
 
 ---The states of an optimizer, by name: those of the programs that have been made so far.
@@ -96,9 +110,8 @@ function m.optimizer_states(optimizer)
   if type(optimizer) ~= "table" or type(rawget(optimizer, "update")) ~= "function" then
     core.fail("m.optimizer_states takes an optimizer, got " .. m.shown(optimizer), { help = "m.adamw{lr = 1e-3} makes one" })
   end
-  for _, of_p in pairs(slot_states) do
-    local own = of_p.optimizers[optimizer]
-    for _, state in pairs(own and own.states or {}) do list[#list + 1] = state end
+  for _, own in pairs(slot_states[optimizer] or {}) do
+    for _, state in pairs(own.states) do list[#list + 1] = state end
   end
   table.sort(list, function(a, b) return a:name() < b:name() end)
   return list
@@ -144,6 +157,38 @@ local rules = setmetatable({}, { __mode = "k" }) -- of this file, which call no 
 local function own(rule)
   rules[rule] = true
   return rule
+end
+
+-- A text that is equal for equal options of a group.
+local function text_of(options)
+  local parts = {}
+  for key, value in pairs(options) do parts[#parts + 1] = ("%s=%s"):format(key, math.type(value) == "float" and ("%a"):format(value) or tostring(value)) end
+  return table.concat(parts, " ")
+end
+
+-- update(p, g, options, step) of one program, which calls the rule for the first parameter of each class alone: of the same
+-- types, options, step and weight decay. For the others the nodes are made that it made for that one.
+local function updates_by_class(optimizer, update)
+  local texts, by_options = { [optimizer.options] = "" }, {}
+  local function leaves_of(class, p, g, dtype, step)
+    local leaves = { p, g }
+    for _, slot in ipairs(class.slots) do leaves[#leaves + 1] = m.slot_state(p, optimizer, slot, dtype) end
+    for i = 1, dtype == "bf16" and #class.slots or 0 do leaves[#leaves + 1] = rounding_key(leaves[2 + i], step) end
+    return table.unpack(leaves)
+  end
+  return function(p, g, options, step)
+    local text = texts[options] or text_of(options)
+    local by_step = by_options[text] or {}
+    by_options[text] = by_step
+    local classes = by_step[step] or {}
+    by_step[step] = classes
+    local key = core.alike(p, g) * 2 + (m.attributes(p).decay and 1 or 0)
+    local class = classes[key]
+    if class and class.recording:again(leaves_of(class, p, g, options.state_dtype, step)) then return end
+    local recording, slots = core.record(update, p, g, options, step)
+    class = { recording = recording, slots = slots }
+    if recording:close({}, leaves_of(class, p, g, options.state_dtype, step)) then classes[key] = class end
+  end
 end
 
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay`,
@@ -203,24 +248,27 @@ function m.optimizer(name, defaults, rule)
       end
       check_update(name, parameters, gradients, t)
       local untrained = {}
-      local function update(p, g)
-        if core.is_zero(g) then untrained[#untrained + 1] = p:name() end
-        local group = all.groups and all.groups(p:name(), p)
-        check(group, " groups")
-        local o = group and merged(all, group) or all
-        local step = t.step_of and t.step_of(p) or t.step
-        local value, own, finish = p:read(), slots(p, optimizer, o.state_dtype, step)
+      local function update(p, g, o, step)
+        local value, own, finish, names = p:read(), slots(p, optimizer, o.state_dtype, step)
         local new = rule(value, g, own, {
           lr = t.rate * o.lr, step = step, options = o, parameter = p,
           decay = m.attributes(p).decay and o.weight_decay or 0,
         })
         finish(new)
         p:assign(new)
+        return names
       end
+      local repeated = rules[rule] and (t.alone or not t.step_of) and updates_by_class(optimizer, update)
       local function update_all()
-        for i, p in ipairs(parameters) do update(p, gradients[i]) end
+        for i, p in ipairs(parameters) do
+          local g = gradients[i]
+          if core.is_zero(g) then untrained[#untrained + 1] = p:name() end
+          local group = all.groups and all.groups(p:name(), p)
+          check(group, " groups");
+          (repeated or update)(p, g, group and merged(all, group) or all, t.step_of and t.step_of(p) or t.step)
+        end
       end
-      if rules[rule] and not all.groups and (t.alone or not t.step_of) then core.alone(update_all) else update_all() end
+      if repeated and not all.groups then core.alone(update_all) else update_all() end
       if #untrained > 0 then
         m.report_untrained(untrained, ("m.%s: the gradients of %d of %d parameters are 0, for no loss depends on them: "):format(
           name, #untrained, #parameters))
@@ -270,12 +318,12 @@ end))
 ---Lion: the sign of an interpolated momentum (Chen et al. 2023).
 ---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, state_dtype: string, groups: fun(name: string, p: State): table?}
 ---@return Optimizer
-m.lion = m.optimizer("lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1 }, function(p, g, s, t)
+m.lion = m.optimizer("lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1 }, own(function(p, g, s, t)
   local o = t.options
   local direction = core.sign(o.beta1 * s.m + (1 - o.beta1) * g)
   s.m = o.beta2 * s.m + (1 - o.beta2) * g
   return p - t.lr * (direction + t.decay * p)
-end)
+end))
 
 -- A tensor as a matrix: its axes, in order, cut in two where the halves are most alike in size.
 local function as_matrix(x)
@@ -338,7 +386,7 @@ end
 ---@return Optimizer
 m.muon = m.optimizer("muon", {
   lr = 3e-4, momentum = 0.95, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, adamw = false,
-}, function(p, g, s, t)
+}, own(function(p, g, s, t)
   local o = t.options
   local has_vocab = false
   for _, name in ipairs(p:axes()) do has_vocab = has_vocab or name == "vocab" end
@@ -347,4 +395,4 @@ m.muon = m.optimizer("muon", {
   local x, rows, columns, back = as_matrix(g + o.momentum * s.momentum)
   local update = back(orthogonalize(x, rows, columns)) * (0.2 * math.sqrt(math.max(rows, columns)))
   return p - t.lr * (update + t.decay * p)
-end)
+end))

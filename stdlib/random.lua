@@ -1,6 +1,7 @@
 -- Randomness: a counter generator keyed by the seed and a name; the same under every layout.
 local core = require "mlua.core"
 local m = require "mlua"
+local repeated = require "mlua.repeated"
 
 -- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far, idle = whether a dropout drops nothing, micro = nil or which microbatch of a
 -- step it is: {axis = the name of the batch's axis, size = what a microbatch has of it, count = of microbatches, index = i64 tensor}}.
@@ -27,9 +28,9 @@ local function random(key, axes)
 end
 
 -- Box and Muller 1958.
-local function normal(draw, axes, key)
+local function normal(draw, axes, key, next)
   local radius = core.sqrt(-2 * core.log(1 - draw(key, axes)))
-  return radius * core.cos(6.283185307179586 * draw(key + 1, axes))
+  return radius * core.cos(6.283185307179586 * draw(next or key + 1, axes))
 end
 
 -- An i64 key that differs at each call site of a program, and at each step where there is one.
@@ -71,19 +72,38 @@ end
 ---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys yield equal numbers.
 m.init = {}
 
+-- make(parameter): an initial value, value(axes, key, key + 1). Models have many parameters of the same axes with the same one.
+local function initial(value_of)
+  local known = {}
+  local function make(parameter)
+    local value, by_axes = value_of(parameter), {}
+    return function(axes, key)
+      if math.type(key) ~= "integer" then return value(axes, key, key + 1) end
+      local like = core.alike(axes)
+      by_axes[like] = by_axes[like] or repeated.by_types(function(...) return value(axes, ...) end)
+      return by_axes[like](key, key + 1)
+    end
+  end
+  return function(parameter)
+    if math.type(parameter) == nil or parameter ~= parameter then return make(parameter) end
+    known[parameter] = known[parameter] or make(parameter)
+    return known[parameter]
+  end
+end
+
 ---Normal with this standard deviation.
 ---@param std number
 ---@return fun(axes: Axis[], key: integer): Tensor
-function m.init.normal(std)
-  return function(axes, key) return normal(core.random, axes, key) * std end
-end
+m.init.normal = initial(function(std)
+  return function(axes, key, next) return normal(core.random, axes, key, next) * std end
+end)
 
 ---Uniform in -bound .. bound.
 ---@param bound number
 ---@return fun(axes: Axis[], key: integer): Tensor
-function m.init.uniform(bound)
+m.init.uniform = initial(function(bound)
   return function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end
-end
+end)
 
 ---This value everywhere.
 ---@param value number

@@ -94,7 +94,8 @@ function m.train(options)
     core.sequence_axis(o.seq)
     packing.seq = o.seq.name
   end
-  if not o.own_loss then -- layers that are created while the model runs
+  local whole = mode == "check" and not o.own_loss and kept.trace(o.model, o.seq) or nil
+  if not o.own_loss and not whole then -- layers that are created while the model runs
     if o.accum > 1 and not o.dynamic then step_of.cut_batch(o, { micro = m.full({}, 0, "i64") }) end
     o.model(core.input("tokens", { core.axis(o.batch.name, o.dynamic and 1 or o.batch.size // o.accum), o.seq }, "i32"))
     m.context.micro = nil
@@ -119,7 +120,7 @@ function m.train(options)
     end
     if rows then micro:microbatches(dynamic.least_slots(o)) end -- its time is that of a step whose rows are full
     known.note_training(o)
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq), groups = o.dynamic and dynamic.describe(o) })
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

@@ -6,6 +6,7 @@ local dynamic = require "mlua.dynamic"
 local extras = require "mlua.train_extras"
 local loss_scale = require "mlua.loss_scale"
 local options = require "mlua.train_options"
+local repeated = require "mlua.repeated"
 local packing = require "mlua.packing"
 local own = require "mlua.train_inputs"
 
@@ -13,11 +14,9 @@ local step = {}
 
 -- The sum of squares of all gradients.
 local function square_sum(gradients)
-  local total
-  for _, g in ipairs(gradients) do
-    local square = (g * g):sum()
-    total = total and total + square or square
-  end
+  local total = (gradients[1] * gradients[1]):sum()
+  local add = repeated.by_types(function(total, g) return total + (g * g):sum() end)
+  for i = 2, #gradients do total = add(total, gradients[i]) end
   return total
 end
 
@@ -31,13 +30,16 @@ local function apply(o, parameters, gradients, total, count, feeds)
   local ok = core.is_finite(norm)
   local scaled = {}
   core.alone(function()
-    for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
+    local scaled_of = repeated.by_types(function(g) return core.where(ok, g * scale, 0) end)
+    for i, g in ipairs(gradients) do scaled[i] = scaled_of(g) end
   end)
   local function updates(step) return scaling and scaling.steps(step:cast("f32")) or step:cast("f32") end
   local inputs = { rate = core.where(ok, feeds.rate, 0), step = updates(feeds.step), alone = true }
-  function inputs.step_of(p) -- feeds.step counts the model's steps in all trainings
+  local steps = { [0] = inputs.step } -- feeds.step counts the model's steps in all trainings
+  function inputs.step_of(p)
     local offset = o.progress and o.progress.offset(p) or 0
-    return offset == 0 and inputs.step or updates(feeds.step - offset)
+    steps[offset] = steps[offset] or updates(feeds.step - offset)
+    return steps[offset]
   end
   m.scope("optimizer", o.optimizer.update, parameters, scaled, inputs)
   local out = { loss = total / count, grad_norm = norm }
@@ -192,12 +194,15 @@ local function accumulate(o, shape, name, lead)
     if o.dynamic then dynamic.check(shape, total, count, results, feeds) end
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
+    local add_gradient = repeated.by_types(add)
     local gradients
     parameters, gradients = differentiate(o, added and total + added or total, m.parameters(o.model))
     core.alone(function()
       for i, g in ipairs(gradients) do
-        sums[i] = step.accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
-        add(sums[i], g)
+        local name = "gradient." .. parameters[i]:name()
+        accumulators[name] = accumulators[name] or core.state_like(parameters[i], name, "gradient")
+        sums[i] = accumulators[name]
+        add_gradient(sums[i], g)
       end
     end)
     if added then

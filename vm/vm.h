@@ -187,7 +187,10 @@ typedef struct ml_vm {
     } random;
     /* Metatables, by lua_topointer: each element of a host array and each operand asks for one. */
     const void *host_class, *tensor_class, *state_class;
-    uint64_t objects; /* that Lua has made (order.c) */
+    int tensor_metatable, state_metatable, states; /* registry; states: id + 1 -> State */
+    struct vm_updates *updates;                    /* what is assigned now (updates.c) */
+    struct vm_recording *recording; /* that notes assignments now (recording.c); NULL: none */
+    uint64_t objects;               /* that Lua has made (order.c) */
     void *last_object;
     ptrdiff_t userdata_offset[3]; /* of the memory in a userdata's block, by its user values */
 } ml_vm;
@@ -203,6 +206,9 @@ typedef struct {
 ml_vm *vm_of(lua_State *L);
 ml_status vm_new(const vm_options *options, ml_vm **vm);
 void vm_free(ml_vm *vm);
+/* At the end of the process, which frees what a check has made at once; sanitizers are to see that
+ * none of it is lost. */
+void vm_end(ml_vm *vm);
 /* Load a text chunk with Lua's traps closed (traps.h); LUA_OK with a function pushed, or an error
  * code with a message. `env` is the stack index of its environment, or 0. */
 int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env);
@@ -301,6 +307,7 @@ void vm_axis_register(lua_State *L);
 int vm_push_tensor(lua_State *L, ml_ref n);
 bool vm_is_tensor(lua_State *L, int index); /* a Tensor or a State */
 ml_ref vm_tensor(lua_State *L, int index, const char *what);
+ml_ref vm_operand(lua_State *L, int index); /* 0 where it is no tensor */
 bool vm_is_state(lua_State *L, int index, uint32_t *id);
 uint32_t vm_state(lua_State *L, int index, const char *what);
 void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
@@ -352,6 +359,14 @@ typedef struct {
 } vm_node;
 void vm_begin(lua_State *L, vm_node *node, ml_op op); /* sets the origin from the script's frame */
 ml_ref vm_add(lua_State *L, vm_node *node);
+/* updates.c: `value` is that of the state from the end of the step on. */
+typedef struct vm_updates vm_updates;
+void vm_add_update(lua_State *L, uint32_t state, ml_ref value);
+/* Those of core.take_updates; false for another value. */
+bool vm_to_updates(lua_State *L, int index, const ml_update **list, int *count);
+/* recording.c: `given` was assigned, as `value` of the state's dtype and axes. */
+typedef struct vm_recording vm_recording;
+void vm_record_assignment(vm_recording *r, uint32_t state, ml_ref given, ml_ref value);
 /* op_methods.c: a method's operands and arguments by the op's row, checked. */
 void vm_read_op(lua_State *L, ml_op op, vm_node *node, ml_ref *sources);
 ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type);
@@ -394,6 +409,8 @@ void vm_documentation_register(lua_State *L);
 void vm_op_methods_register(lua_State *L); /* after tensor.c's, which come first */
 void vm_unknown_register(lua_State *L);
 void vm_state_register(lua_State *L);
+void vm_updates_register(lua_State *L);
+void vm_recording_register(lua_State *L);
 void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);

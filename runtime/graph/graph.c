@@ -69,6 +69,10 @@ static uint32_t type_intern(ml_graph *g, const ml_type *type) {
     return id;
 }
 
+uint32_t graph_type_index(ml_graph *g, const ml_type *type) {
+    return type_intern(g, type);
+}
+
 static ml_origin origin_copy(ml_arena *arena, const ml_origin *origin) {
     return (ml_origin){copy_text(arena, origin->file), origin->line,
                        origin->module ? copy_text(arena, origin->module) : "",
@@ -426,6 +430,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
     node_place place;
     ml_ref found = find_same(g, node, sources, args, &place);
     if (found) { /* wanted in the forward pass as well: it is no longer of the backward one alone */
+        if (g->log) *ML_PUSH(g->log->arena, &g->log->nodes) = found;
         g->nodes.at[found].flags |= node->flags & (ML_NODE_GRADIENT | ML_NODE_FP8);
         if (!(node->flags & ML_NODE_BACKWARD))
             g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
@@ -433,6 +438,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
     }
     ml_ref n = node_append(g, node, sources, args);
     index_put(g, &place, n);
+    if (g->log) *ML_PUSH(g->log->arena, &g->log->nodes) = n;
     return n;
 }
 
@@ -486,6 +492,14 @@ ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_cou
                     .type = type_intern(g, &result),
                     .origin = g->origin};
     return node_intern(g, &node, in.sources, in.args);
+}
+
+ml_ref graph_add_typed(ml_graph *g, const ml_node *node, const ml_ref *sources,
+                       const int64_t *args) {
+    ml_node added = *node;
+    added.flags = g->flags;
+    added.origin = g->origin;
+    return node_intern(g, &added, sources, args);
 }
 
 /* ---- Copying --------------------------------------------------------------------------------- */

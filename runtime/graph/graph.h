@@ -145,11 +145,12 @@ struct ml_graph {
     uint32_t origin; /* of the nodes to come */
     ML_VEC(ml_node) nodes;
     /* What finds equal nodes (graph.c); none before one is looked up. */
-    struct ml_graph_list *lists; /* of each node: those whose newest operand it is */
-    struct ml_graph_slot *slots; /* a hash table of those that no list has room for */
+    struct ml_graph_list *lists;             /* of each node: those whose newest operand it is */
+    struct ml_graph_slot *slots;             /* a hash table of those that no list has room for */
     uint32_t list_count, slot_count, hashed; /* slots: a power of two; how many have a node */
-    uint32_t indexed; /* nodes before this one are found; the others when one is looked up */
-    uint32_t expected; /* nodes that it is likely to get */
+    uint32_t indexed;      /* nodes before this one are found; the others when one is looked up */
+    uint32_t expected;     /* nodes that it is likely to get */
+    struct graph_log *log; /* of an open recording (recording.h); or NULL */
     /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
     ML_VEC(ml_ref) sources;
     ML_VEC(int64_t) args;

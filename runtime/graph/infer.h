@@ -65,6 +65,17 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n);
 /* ml_graph_copy of a node, within a session, that no node of g is equal to: nothing is looked up.
  */
 ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+/* What an open recording notes: the nodes that the graph is asked for, in order (recording.h). */
+typedef struct graph_log {
+    ml_arena *arena;
+    ML_VEC(ml_ref) nodes;
+} graph_log;
+/* The index of an interned type. */
+uint32_t graph_type_index(ml_graph *g, const ml_type *type);
+/* The node of `node`'s op, type and counts, with the flags and the origin of nodes to come: its
+ * type is what inference would give. */
+ml_ref graph_add_typed(ml_graph *g, const ml_node *node, const ml_ref *sources,
+                       const int64_t *args);
 /* Nodes to come have the origin of node n of `from`. */
 void graph_take_origin(ml_graph *g, const ml_graph *from, ml_ref n);
 /* ml_graph_derive; the new graph has room for as much as `like`. */

@@ -10,13 +10,14 @@ local start, gradient = {}, {}
 for i = 1, N do start[i], gradient[i] = math.sin(i), math.cos(3 * i) end
 
 local count = 0
--- Run STEPS updates with a constant gradient; the parameter's final values.
+-- Run STEPS updates with a constant gradient; the parameter's final values. Another one is updated before it, which the optimizer's
+-- rule is traced for; the parameter gets the same nodes.
 local function run(optimizer, decay)
   count = count + 1
-  local p = m.param { A.row, A.col, name = "p" .. count, decay = decay }
+  local other, p = m.param { A.row, A.col, name = "other" .. count, decay = decay }, m.param { A.row, A.col, name = "p" .. count, decay = decay }
   p:set(start)
   local step = m.compile(function(feeds)
-    optimizer.update({ p }, { feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
+    optimizer.update({ other, p }, { feeds.g * 2, feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
   end, { g = { A.row, A.col }, rate = {}, step = { dtype = "i64" } })
   for i = 1, STEPS do step { g = gradient, rate = 0.5, step = i } end
   return p:get()

@@ -474,9 +474,9 @@ static void make_tables(void *argument) {
 }
 
 /* A check holds no arrays of a device, and nearly all that it makes lives to its end: garbage is
- * collected at four times what lives, and memory that is free waits for its next use. */
+ * collected at ten times what lives, and memory that is free waits for its next use. */
 static void prepare_check(lua_State *L) {
-    enum { PAUSE = 400, LARGEST = 32 << 20, MORE = 256 << 10 }; /* percent; bytes */
+    enum { PAUSE = 1000, LARGEST = 32 << 20, MORE = 256 << 10 }; /* percent; bytes */
     lua_gc(L, LUA_GCINC, PAUSE, 0, 0);
     mallopt(M_MXFAST, 0);
     mallopt(M_MMAP_THRESHOLD, LARGEST);
@@ -509,6 +509,13 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
         return ml_fail(ML_INTERNAL, "cannot start Lua: %s", message ? message : "an error");
     }
     return ML_OK;
+}
+
+void vm_end(ml_vm *vm) {
+#ifndef __SANITIZE_ADDRESS__
+    if (vm && vm->options->mode == VM_CHECK) return;
+#endif
+    vm_free(vm);
 }
 
 void vm_free(ml_vm *vm) {

@@ -36,14 +36,13 @@ static int count_parameters(const ml_op_info *info) {
 /* ---- Reading a call -------------------------------------------------------------------------- */
 
 static ml_ref read_operand(lua_State *L, const ml_op_info *info, int i) {
-    if (!vm_is_tensor(L, i + 1)) {
-        int length;
-        const char *name = operand_name(info, i, &length);
-        char what[96];
-        snprintf(what, sizeof what, "the %.*s of %s", length, name, info->name);
-        vm_tensor(L, i + 1, what);
-    }
-    return vm_tensor(L, i + 1, info->name);
+    const ml_ref n = vm_operand(L, i + 1);
+    if (n) return n;
+    int length;
+    const char *name = operand_name(info, i, &length);
+    char what[96];
+    snprintf(what, sizeof what, "the %.*s of %s", length, name, info->name);
+    return vm_tensor(L, i + 1, what);
 }
 
 static void check_flags(lua_State *L, int index, const ml_op_info *info) {

@@ -39,7 +39,8 @@ static const char *kind_name(lua_State *L, int index) {
 /* Read operand `index`; 0 for numbers and booleans, which wait for the dtype of the others. */
 static ml_ref read_operand(lua_State *L, int index, ml_op op) {
     if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) return 0;
-    if (vm_is_tensor(L, index)) return vm_tensor(L, index, "an operand");
+    const ml_ref n = vm_operand(L, index);
+    if (n) return n;
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     const char *help = NULL;
     if (axis)

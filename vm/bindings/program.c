@@ -99,6 +99,14 @@ static void read_outputs(lua_State *L, vm_program *p, int names, int table) {
 }
 
 static void read_updates(lua_State *L, vm_program *p, int table) {
+    const ml_update *taken;
+    int taken_count;
+    if (vm_to_updates(L, table, &taken, &taken_count)) {
+        p->roots.updates = allocate(L, taken_count, sizeof *taken);
+        for (int i = 0; i < taken_count; i++) p->roots.updates[i] = taken[i];
+        p->roots.update_count = taken_count;
+        return;
+    }
     int64_t count = vm_table_length(L, table);
     p->roots.updates = allocate(L, count, sizeof *p->roots.updates);
     for (int i = 0; i < count; i++) {

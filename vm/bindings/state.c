@@ -5,9 +5,6 @@
 
 #include "vm/known/known.h"
 
-static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
-static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
-static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
 static const char *const assigning_key = "mlua.assigning"; /* registry: a function */
 
 static const ml_state *info_of(lua_State *L, uint32_t id) {
@@ -29,6 +26,17 @@ typedef struct {
 static void add_state(void *argument) {
     state_call *call = argument;
     call->id = ml_graph_add_state(call->graph, &call->state);
+}
+
+/* Push the one State of an id. */
+static void add_object(lua_State *L, uint32_t id) {
+    *(uint32_t *)lua_newuserdatauv(L, sizeof id, 0) = id;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, vm_of(L)->state_metatable);
+    lua_setmetatable(L, -2);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, vm_of(L)->states);
+    lua_pushvalue(L, -2);
+    lua_rawseti(L, -2, (lua_Integer)id + 1);
+    lua_pop(L, 1);
 }
 
 typedef struct {
@@ -106,9 +114,10 @@ static const char *set_name(lua_State *L, uint32_t id, int index) {
     return vm_intern(L, name);
 }
 
+static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other", NULL};
+
 static int core_state(lua_State *L) {
     static const char *const known[] = {"name", "axes", "dtype", "kind", "init", NULL};
-    static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
     vm_check_options(L, 1, "m.state", known);
@@ -124,12 +133,8 @@ static int core_state(lua_State *L) {
                      &call.state.type);
     vm_origin(L, &call.state.origin);
     vm_protect(L, add_state, &call);
-    *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = call.id;
-    luaL_setmetatable(L, vm_state_class);
+    add_object(L, call.id);
     int result = lua_gettop(L);
-    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
-    lua_pushvalue(L, result);
-    lua_rawseti(L, -2, (lua_Integer)call.id + 1);
     if (vm_option(L, 1, "name")) {
         const char *name = set_name(L, call.id, -1);
         ml_graph_state(call.graph, call.id)->name = name;
@@ -142,19 +147,36 @@ static int core_state(lua_State *L) {
     return 1;
 }
 
+static void add_like(void *argument) {
+    state_call *call = argument;
+    ml_type *type = &call->state.type;
+    ml_graph_set_origin(call->graph, &call->state.origin);
+    call->state.initial =
+        ml_broadcast(call->graph, ml_const(call->graph, (ml_dtype)type->dtype, 0), type);
+    add_state(call);
+}
+
+/* core.state_like(state, name, kind, dtype): of its axes, 0 at first. */
+static int core_state_like(lua_State *L) {
+    const ml_state *like = info_of(L, vm_state(L, 1, "the state that another one is like"));
+    state_call call = {.graph = vm_of(L)->graph, .state.type = like->type};
+    lua_settop(L, 4);
+    call.state.kind = (ml_state_kind)luaL_checkoption(L, 3, NULL, kinds);
+    call.state.type.dtype = (uint8_t)vm_dtype(L, 4, ML_F32);
+    vm_origin(L, &call.state.origin);
+    vm_protect(L, add_like, &call);
+    vm_adopt_state(L, call.id, 2);
+    return 1;
+}
+
 void vm_push_state(lua_State *L, uint32_t id) {
-    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, vm_of(L)->states);
     lua_rawgeti(L, -1, (lua_Integer)id + 1);
     lua_remove(L, -2);
 }
 
 void vm_adopt_state(lua_State *L, uint32_t id, int name) {
-    *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = id;
-    luaL_setmetatable(L, vm_state_class);
-    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
-    lua_pushvalue(L, -2);
-    lua_rawseti(L, -2, (lua_Integer)id + 1);
-    lua_pop(L, 1);
+    add_object(L, id);
     const char *text = set_name(L, id, name);
     ml_graph_state(vm_of(L)->graph, id)->name = text;
 }
@@ -211,6 +233,8 @@ static int core_assigning(lua_State *L) {
 static int state_assign(lua_State *L) {
     uint32_t id = self(L);
     convert_assigned(L);
+    vm_recording *recording = vm_of(L)->recording;
+    ml_ref given = recording && vm_is_tensor(L, 2) ? vm_tensor(L, 2, "the new value") : 0;
     ml_ref value = value_for(L, id, 2, "the new value");
     if (vm_of(L)->scanning)
         vm_fail(L, "carry it in the scan's state, and assign what it is after the last position",
@@ -222,30 +246,9 @@ static int state_assign(lua_State *L) {
                 "value at once",
                 "%s is assigned outside of a program, which has no effect",
                 display_name(info_of(L, id)));
-    lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
-    lua_getfield(L, LUA_REGISTRYINDEX, places_key);
-    lua_createtable(L, 2, 0);
-    lua_pushvalue(L, 1);
-    lua_rawseti(L, -2, 1);
-    vm_push_tensor(L, value);
-    lua_rawseti(L, -2, 2);
-    /* The last assignment counts. */
-    lua_Integer at = (lua_Integer)lua_rawlen(L, -3) + 1;
-    if (lua_rawgeti(L, -2, (lua_Integer)id + 1) == LUA_TNUMBER) at = lua_tointeger(L, -1);
-    lua_pop(L, 1);
-    lua_rawseti(L, -3, at);
-    lua_pushinteger(L, at);
-    lua_rawseti(L, -2, (lua_Integer)id + 1);
+    if (recording) vm_record_assignment(recording, id, given, value);
+    vm_add_update(L, id, value);
     return 0;
-}
-
-static int core_take_updates(lua_State *L) {
-    lua_newtable(L);
-    lua_setfield(L, LUA_REGISTRYINDEX, places_key);
-    lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
-    lua_newtable(L);
-    lua_setfield(L, LUA_REGISTRYINDEX, updates_key);
-    return 1;
 }
 
 static int core_tracing(lua_State *L) {
@@ -275,7 +278,6 @@ static int state_set_init(lua_State *L) {
 }
 
 static int state_kind(lua_State *L) {
-    static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other"};
     lua_pushstring(L, kinds[info_of(L, self(L))->kind]);
     return 1;
 }
@@ -450,8 +452,9 @@ static const vm_entry functions[] = {
      "State",
      "a named tensor that lives across steps; kind is parameter, optimizer, gradient (a sum over "
      "microbatches, of which ranks may hold parts) or other"},
-    {"take_updates", core_take_updates, "-> table",
-     "the assignments to states since the last call: a list of {State, Tensor}"},
+    {"state_like", core_state_like,
+     "state: State, name: string, kind: string, dtype?: string -> State",
+     "a state of the axes of another one, 0 at first"},
     {"assigning", core_assigning, "convert: function",
      "convert(state, value) gives what state:assign(value) assigns instead of a tensor"},
     {"tracing", core_tracing, "on?: boolean -> boolean",
@@ -482,11 +485,10 @@ void vm_state_register(lua_State *L) {
     vm_register(L, functions);
     lua_getfield(L, -1, "tensor_methods");
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
-    static const char *const tables[] = {states_key, updates_key, places_key, "mlua.names"};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
-        lua_newtable(L);
-        lua_setfield(L, LUA_REGISTRYINDEX, tables[i]);
-    }
+    lua_newtable(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, "mlua.names");
+    lua_newtable(L);
+    vm_of(L)->states = luaL_ref(L, LUA_REGISTRYINDEX);
     luaL_getmetatable(L, vm_state_class);
     lua_newtable(L);
     vm_register(L, methods);
@@ -496,4 +498,6 @@ void vm_state_register(lua_State *L) {
     vm_set_function(L, "__tostring", state_tostring);
     vm_set_function(L, "__newindex", vm_no_new_field);
     lua_pop(L, 1);
+    vm_updates_register(L);
+    vm_recording_register(L);
 }

@@ -441,9 +441,11 @@ void vm_tensor_register(lua_State *L) {
     lua_setfield(L, -2, "tensor_methods");
     luaL_newmetatable(L, vm_state_class); /* state.c fills it */
     vm_of(L)->state_class = lua_topointer(L, -1);
-    lua_pop(L, 1);
+    vm_of(L)->state_metatable = luaL_ref(L, LUA_REGISTRYINDEX);
     luaL_getmetatable(L, vm_tensor_class);
     vm_of(L)->tensor_class = lua_topointer(L, -1);
+    lua_pushvalue(L, -1);
+    vm_of(L)->tensor_metatable = luaL_ref(L, LUA_REGISTRYINDEX);
     vm_set_function(L, "__tostring", tensor_tostring);
     vm_set_function(L, "__newindex", vm_no_new_field);
     lua_pop(L, 1);

@@ -279,7 +279,7 @@ static int run_script_once(vm_options *options) {
         result = vm_end_code(vm->L, result);
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
     }
-    options->facts ? fflush(NULL), _exit(result) : vm_free(vm); /* an editor waits for the end */
+    options->facts ? fflush(NULL), _exit(result) : vm_end(vm); /* an editor waits for the end */
     return result;
 }
 
