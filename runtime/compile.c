@@ -420,9 +420,12 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
         compile_steps(pipeline->stages[v].plans[i], choice->overlap);
 }
 
-/* The same of a pipeline's stages. */
+/* The same of a pipeline's stages: what they save is not in the arena, so that copying it makes
+ * room for the arena of the program that sets the parameters too. */
 static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *choice) {
-    int64_t limit = plan->target->memory_bytes - update_needs(plan).states;
+    const update_memory update = update_needs(plan);
+    const int64_t beyond = update.temporaries + update.copies - plan->arena_bytes;
+    int64_t limit = plan->target->memory_bytes - update.states - (beyond > 0 ? beyond : 0);
     if (choice->offload == OFFLOAD_NONE) return;
     if (plan->peak_bytes > limit)
         pipeline_offload(plan, coordinate, limit, choice->offload == OFFLOAD_ALL, compile_offload);
@@ -493,6 +496,9 @@ static void measure(const ml_plan *plan, plan_size *size) {
     const int64_t arena = update.temporaries + update.copies;
     size->moments = update.states;
     size->shared = plan->peak_bytes - plan->arena_bytes + arena;
+    /* Copies of what stages save take nothing out of the arena, others of temporaries all. */
+    const int64_t shared = size->shared - (p != NULL ? size->peak - size->reach : 0);
+    if (shared > size->reach) size->reach = shared;
 }
 
 static bool is_pipeline(const ml_compile_input *in) {

@@ -221,7 +221,13 @@ local MOST, SMALLEST = 3000, 300 -- candidates that a search looks at
 function candidates.promising(list)
   local out, taken = {}, {}
   local function take(key, count)
-    local sorted = table.move(list, 1, #list, 1, {})
+    local keys, sorted = {}, {}
+    for i, c in ipairs(list) do keys[i] = c[key] end
+    table.sort(keys) -- numbers alone, which takes a fraction of the time
+    local last = keys[math.min(count, #keys)]
+    for _, c in ipairs(list) do
+      if c[key] <= last then sorted[#sorted + 1] = c end
+    end
     table.sort(sorted, function(a, b)
       if a[key] ~= b[key] then return a[key] < b[key] end
       return a.number < b.number

@@ -70,12 +70,13 @@ static double gain_left(const search *s, const share_end *low, const share_end *
 }
 
 /* Between shares of which one fits and the other one does not: by the line through their peaks, a
- * little below the limit, and in the middle where that has come from one side twice. */
+ * little below the limit, and in the middle where that has come from one side twice, or where peaks
+ * have steps; so no further where an end has moved over two. */
 static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
     const int most = choice.offload == OFFLOAD_NONE ? 5 : 8; /* with copies less of a line */
     const double close = 0.02, margin = 0.05, worth = 0.005;
     const double all = (double)(high.reach - low.reach);
-    for (int i = 0, side = 0; i < most && high.reach > low.reach; i++) {
+    for (int i = 0, side = 0, flat = 0; i < most && high.reach > low.reach; i++) {
         double width = high.kept - low.kept, left = (double)(limit_of(s) - low.reach);
         if (width < close || left < close * all || gain_left(s, &low, &high) < worth) return;
         double less = BELOW * (double)limit_of(s);
@@ -83,15 +84,13 @@ static void search_share(search *s, plan_choice choice, share_end low, share_end
             (left - (less < left / 2 ? less : left / 2)) / (double)(high.reach - low.reach);
         if (share < margin) share = margin;
         if (share > 1 - margin) share = 1 - margin;
-        if (side >= 2 || side <= -2) share = 0.5;
+        if (side >= 2 || side <= -2 || flat > 0) share = 0.5;
         choice.kept = low.kept + share * width;
-        if (attempt(s, &choice)) {
-            low = end_of(s);
-            side = side > 0 ? side + 1 : 1;
-        } else {
-            high = end_of(s);
-            side = side < 0 ? side - 1 : -1;
-        }
+        const bool fit = attempt(s, &choice);
+        share_end *moved = fit ? &low : &high;
+        if (s->size.reach == moved->reach && ++flat == 2) return;
+        *moved = end_of(s);
+        side = fit ? (side > 0 ? side + 1 : 1) : (side < 0 ? side - 1 : -1);
     }
 }
 
@@ -100,7 +99,7 @@ static void search_share(search *s, plan_choice choice, share_end low, share_end
 static double share_guess(const search *s, const share_end *most) {
     const double over = (double)(most->reach - limit_of(s)) + BELOW * (double)limit_of(s);
     const double share = 1 - over / (0.5 * (double)(most->reach - s->size.states));
-    return s->last.offload == OFFLOAD_HIDDEN && share > 0.75 ? share : 0;
+    return s->last.offload == OFFLOAD_HIDDEN && share > 0.75 && share < 1 ? share : 0;
 }
 
 /* With a cache or not, and with overlap or not: from all kept, of which `most` says how that is, if
@@ -162,7 +161,8 @@ static void search_all(search *s, plan_choice choice, bool caches, double fast,
     }
     if (!s->fit->offloads || (found && s->best_size.seconds <= WORTH * fast)) return;
     /* To wait for a copy may take less time than to compute again. */
-    if (found && waits_too_long(s)) return;
+    const bool no_wait = s->best.offload == OFFLOAD_HIDDEN && s->best.kept == 1;
+    if (found && (no_wait || waits_too_long(s))) return;
     if (found) choice = s->best;
     choice.offload = OFFLOAD_ALL;
     choice.kept = 1;

@@ -31,8 +31,8 @@ typedef struct {
 
 typedef struct {
     int64_t peak;     /* bytes of the plan */
-    int64_t reach;    /* what the peak would be with as many copies as computation hides; the peak
-                         where there are to be none */
+    int64_t reach;    /* what the peak, or `shared` if that is more, would be with as many copies as
+                         computation hides; itself where there are to be none */
     int64_t states;   /* bytes that the plan of any choice takes, at least */
     int64_t moments;  /* bytes to reserve for the program that sets the parameters */
     int64_t shared;   /* the peak, but with the temporaries of that program in the arena, which both
