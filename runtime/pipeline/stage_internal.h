@@ -38,13 +38,15 @@ typedef struct {
     bool sum;      /* may stay a sum of parts */
     bool absorbed; /* an ADD whose one user is a sum of the same type, which takes its terms */
     bool output, updates;
-    uint32_t users;      /* roots count too */
-    int at;              /* its position in the list (stage.h); -1 where it is of no layer */
-    int home;            /* -1: not known yet */
-    int hint;            /* stage of the states that it reads; -1 where unknown */
-    uint64_t *set;       /* SUM: bits of stages; the lowest is the home */
-    stage_value *values; /* whole */
-    stage_value *parts;  /* SUM: by index in `set`; NULL where unused */
+    uint32_t users;         /* roots count too */
+    int at;                 /* its position in the list (stage.h); -1 where it is of no layer */
+    int home;               /* -1: not known yet */
+    int hint;               /* stage of the states that it reads; -1 where unknown */
+    uint64_t *set;          /* SUM: bits of stages; the lowest is the home */
+    stage_value *values;    /* whole */
+    stage_value **by_stage; /* the same, where they are many; else NULL */
+    int value_count;
+    stage_value *parts; /* SUM: by index in `set`; NULL where unused */
 } stage_node;
 
 typedef struct {

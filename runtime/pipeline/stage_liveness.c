@@ -2,9 +2,12 @@
  * down. States get their holders on the way: the stages that read them. */
 #include "runtime/pipeline/stage_internal.h"
 
+enum { LONGEST_LIST = 16 }; /* values of a node */
+
 /* A value that was found moves to the front: neighbours in the graph mostly ask for the same stage.
- */
+ * Numbers that many stages read have a table. */
 stage_value *stage_find(stage_node *at, int stage) {
+    if (at->by_stage) return at->by_stage[stage];
     for (stage_value **link = &at->values; *link; link = &(*link)->next) {
         stage_value *v = *link;
         if (v->stage != stage) continue;
@@ -44,6 +47,12 @@ static void add_value(stage_cutting *c, ml_ref n, int stage, bool received) {
     stage_value *v = ML_NEW(c->scratch, stage_value);
     *v = (stage_value){stage, received, 0, 0, -1, -1, at->values};
     at->values = v;
+    if (++at->value_count == LONGEST_LIST) {
+        at->by_stage = ML_NEW_ARRAY(c->scratch, stage_value *, c->out->count);
+        for (v = at->values; v; v = v->next) at->by_stage[v->stage] = v;
+    } else if (at->by_stage) {
+        at->by_stage[stage] = v;
+    }
 }
 
 /* Whether n is recomputed from what another stage sends, so that less is sent: a cast to a wider
