@@ -211,6 +211,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
         plan->local = true;
     } else {
         passes_run(c, c->global ? PASSES_GLOBAL : PASSES_RANK, PASSES_RANK);
+        if (plan->local) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
         if (shared->several) {
             part->roots = plan_roots_copy(shared->arena, &plan->roots);
             memcpy(part->traffic, plan->traffic, sizeof part->traffic);

@@ -103,7 +103,6 @@ ml_graph *pass_shard(pass_context *c) {
         ml_graph_set_origin(g, ml_graph_origin(g, r->updates[i].value));
         r->updates[i].value = ml_permute(g, r->updates[i].value, &type);
     }
-    ml_shard_traffic_times(g, plan->layout, pass_times(c, g), plan->traffic);
     plan->local = true;
     return g;
 }

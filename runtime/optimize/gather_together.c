@@ -6,7 +6,8 @@
  *   reverse(slice(input)), reverse(slice(input)) ...   -> slices of reverse(concat(slices))
  *
  * Between the attention and the collectives are movements, and rows put in another order. The
- * tensors lie side by side behind the outermost axis, which collectives cut. */
+ * tensors lie side by side along an inner axis: collectives cut the outermost one, and passes to
+ * come the batch. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/optimize/optimize.h"
@@ -124,8 +125,9 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     if (!s->group_of[n]) return rewrite_copy(r, n, sources);
     group *g = &s->groups.at[s->group_of[n] - 1];
     const ml_type *type = ml_graph_type(r->from, n);
-    const ml_axis axis = type->axis[1];
-    const int64_t size = type->size[1];
+    const int at_axis = type->rank > 3 ? type->rank - 2 : 1; /* heads: not the batch */
+    const ml_axis axis = type->axis[at_axis];
+    const int64_t size = type->size[at_axis];
     if (!g->made) {
         ml_ref parts[MOST_JOINED];
         for (int i = 0; i < g->count; i++)

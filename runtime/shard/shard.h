@@ -54,8 +54,6 @@ int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
-void ml_shard_traffic_times(const ml_graph *g, const ml_layout *layout, const uint32_t *times,
-                            ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
 /* Cut a rank's part out of a global tensor, and put it back. Elements of `width` bytes. */
 void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                   int64_t rank, int width, const void *whole, void *part);

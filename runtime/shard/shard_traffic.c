@@ -11,7 +11,7 @@ int64_t ml_shard_sent(const ml_graph *g, ml_ref n) {
                                        (double)ml_graph_args(g, n)[1]);
 }
 
-static void add(const ml_graph *g, const ml_layout *layout, int64_t times, const uint32_t *nodes,
+static void add(const ml_graph *g, const ml_layout *layout, int64_t times,
                 ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]) {
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
         const ml_node *node = ml_graph_node(g, n);
@@ -20,26 +20,20 @@ static void add(const ml_graph *g, const ml_layout *layout, int64_t times, const
         if (own && own->body) {
             int64_t length;
             ml_graph *body = own->body(g, n, &length);
-            add(body, layout, times * length * (nodes ? nodes[n] : 1), NULL, traffic);
+            add(body, layout, times * length, traffic);
             ml_graph_free(body);
         }
         if (ml_ops[node->op].op_class != ML_CLASS_COLLECTIVE) continue;
         const int64_t *args = ml_graph_args(g, n);
         if (args[0] >= layout->count) continue;
         ml_traffic *of = &traffic[args[0]][ml_collective_of((ml_op)node->op)];
-        const int64_t all = nodes ? times * nodes[n] : times;
-        of->count += all;
-        of->bytes += ml_shard_sent(g, n) * all;
+        of->count += times;
+        of->bytes += ml_shard_sent(g, n) * times;
     }
 }
 
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]) {
-    ml_shard_traffic_times(g, layout, NULL, traffic);
-}
-
-void ml_shard_traffic_times(const ml_graph *g, const ml_layout *layout, const uint32_t *times,
-                            ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]) {
     memset(traffic, 0, sizeof(ml_traffic[ML_COLLECTIVE_KINDS]) * ML_MAX_MESH);
-    add(g, layout, 1, times, traffic);
+    add(g, layout, 1, traffic);
 }
