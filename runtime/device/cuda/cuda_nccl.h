@@ -3,7 +3,7 @@
  * One communicator serves each mesh axis, created by splitting that of all ranks. cuda_nccl_join
  * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
  * communicator has its stream for what runs beside the device's own stream. All ranks
- * put the same collectives on the same streams in the same order. Where several streams are used,
+ * put the same collectives on the same streams in the same order. Where several communicators are,
  * NCCL is set to preserve the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
  * two of them could wait for one another; where it cannot, and under pipeline stages, whose
  * messages must not delay others, one stream serves all.
