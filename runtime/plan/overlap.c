@@ -23,10 +23,8 @@
 #include "runtime/base/knobs.h"
 #include "runtime/base/machine.h"
 #include "runtime/plan/dependencies.h"
+#include "runtime/plan/due_list.h"
 #include "runtime/plan/plan_internal.h"
-
-#include <float.h>
-#include <string.h>
 
 /* Seconds. What is needed later than LATER waits for others to be one launch: gradients of weights,
  * but not what the next part of a layer, which may be several products away, is made of. */
@@ -38,11 +36,6 @@ static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
 enum { WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
 typedef ML_VEC(uint32_t) step_list;
-typedef struct {
-    double available; /* when all before it is finished: what is listed has all of that placed */
-    uint32_t step;
-} eager_step;
-
 /* What is asked of steps again and again, a byte each: of WINDOW steps a line of a cache. */
 enum {
     COLLECTIVE = 1,
@@ -72,11 +65,9 @@ typedef struct {
     bool *gather_copy; /* the same, only all-gathers do; it has a `latest` too */
     uint32_t *group;   /* of a placed collective: those of a launch have the same number */
     uint32_t *order, placed_count, next, group_count;
-    ML_VEC(eager_step)
-    eager, fresh;           /* collectives whose operands are computed; those that became
-                               so in start_available's walk */
-    double eager_first;     /* when one of them can start, at the earliest */
-    bool walks;             /* start_available walks the list */
+    due_list eager;         /* collectives whose operands are computed */
+    ML_VEC(due_step) fresh; /* those that became so while start_available walks the list */
+    bool walks;
     step_list copies_ready; /* comm_copy steps whose operands are there */
     step_list early;        /* all-gathers and their copies: a heap, the first to start on top */
     step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
@@ -181,31 +172,11 @@ static uint32_t early_pop(overlap *o) {
 }
 
 static void eager_push(overlap *o, uint32_t t) {
-    const eager_step ready = {available(o, t), t};
-    if (o->walks) {
-        *ML_PUSH(o->scratch, &o->fresh) = ready;
-        return;
-    }
-    if (o->eager.count == 0 || ready.available < o->eager_first) o->eager_first = ready.available;
-    *ML_PUSH(o->scratch, &o->eager) = ready;
-}
-
-/* Put what became ready in the walk at place `at` of the list, whose rest begins at *rest, and
- * return the place behind it. */
-static uint32_t eager_insert(overlap *o, uint32_t at, uint32_t *rest) {
-    const uint32_t more = o->fresh.count;
-    while (at + more > *rest) { /* seldom: a step makes way for more than itself */
-        (void)ML_PUSH(o->scratch, &o->eager);
-        memmove(o->eager.at + *rest + 1, o->eager.at + *rest,
-                sizeof *o->eager.at * (o->eager.count - 1 - *rest));
-        ++*rest;
-    }
-    for (uint32_t i = 0; i < more; i++) {
-        o->eager.at[at + i] = o->fresh.at[i];
-        if (o->fresh.at[i].available < o->eager_first) o->eager_first = o->fresh.at[i].available;
-    }
-    o->fresh.count = 0;
-    return at + more;
+    const due_step step = {available(o, t), t};
+    if (o->walks)
+        *ML_PUSH(o->scratch, &o->fresh) = step;
+    else
+        due_add(&o->eager, step);
 }
 
 static void ready(overlap *o, uint32_t t) {
@@ -283,29 +254,23 @@ static bool flush_all(overlap *o) {
 
 /* The list stays in order: what a start makes ready comes where the step was. */
 static void start_available(overlap *o) {
-    if (o->eager.count == 0 || o->eager_first > o->now) return;
-    uint32_t left = 0;
+    if (o->eager.count == 0 || due_earliest(&o->eager) > o->now) return;
     int last = -1;
     o->walks = true;
-    o->eager_first = DBL_MAX;
-    for (uint32_t i = 0; i < o->eager.count;) {
-        const eager_step at = o->eager.at[i++];
-        if (at.available > o->now) {
-            if (at.available < o->eager_first) o->eager_first = at.available;
-            o->eager.at[left++] = at;
-            continue;
+    for (uint32_t at = 0; (at = due_find(&o->eager, at, o->now)) != DUE_NONE;) {
+        const uint32_t t = o->eager.places.at[at].step;
+        const int axis = o->s->steps.at[t].collective->mesh_axis;
+        if (o->need[t] - o->progress > LATER) {
+            hold(o, axis, t);
+        } else {
+            start(o, t, axis != last);
+            last = axis;
         }
-        const int axis = o->s->steps.at[at.step].collective->mesh_axis;
-        if (o->need[at.step] - o->progress > LATER) {
-            hold(o, axis, at.step);
-            continue;
-        }
-        start(o, at.step, axis != last);
-        last = axis;
-        left = eager_insert(o, left, &i);
+        at = due_replace(&o->eager, at, o->fresh.at, o->fresh.count);
+        o->fresh.count = 0;
     }
-    o->eager.count = left;
     o->walks = false;
+    due_trim(&o->eager);
 }
 
 /* Collectives whose results are needed soon start; the others wait for one another and for an idle
@@ -462,7 +427,7 @@ static uint32_t choose(const overlap *o) {
 static double next_event(const overlap *o) {
     double when = 0;
     uint32_t seen = 0;
-    if (o->eager.count > 0) when = o->eager_first;
+    if (o->eager.count > 0) when = due_earliest(&o->eager);
     if (o->early.count > 0 && available(o, o->early.at[0]) > o->now)
         when = available(o, o->early.at[0]);
     for (uint32_t t = o->later[o->count]; t < o->count && seen < WINDOW; t = o->later[t]) {
@@ -498,6 +463,7 @@ static void simulate(overlap *o) {
 /* False where there are no collectives. */
 static bool marks_find(overlap *o) {
     bool any = false;
+    o->eager.arena = o->scratch;
     o->marks = ML_NEW_ARRAY(o->scratch, uint8_t, (size_t)o->count + 1);
     for (uint32_t t = 0; t < o->count; t++) {
         if (o->s->steps.at[t].kind != ML_STEP_COLLECTIVE) continue;
