@@ -74,7 +74,7 @@ enum { OLDEST = 21800, ORDERS = 22600 };
 static const int64_t BUFFER_BYTES = (int64_t)1 << 30;
 
 /* Whether NCCL is to keep the order of calls between communicators, and can: unless the user says
- * otherwise. Not where one mesh axis has them all, as the order costs 0.13 ms a call in a CUDA
+ * otherwise. Not where a program uses one at most, as the order costs 0.13 ms a call in a CUDA
  * graph (two H200s, NCCL 2.28). Not under pipeline stages: a message waits for the one before it on
  * its channel, and would keep waiting all that is called after it, which the other rank may need to
  * take that one (tests/pipeline/launches.c). Older drivers keep the order by letting each call wait
@@ -274,10 +274,17 @@ static void describe_mesh(cuda_nccl *n, const ml_ranks *ranks) {
     }
 }
 
-/* Mesh axes of several ranks. */
-static int axes_divided(const cuda_nccl *n) {
-    int count = 0;
-    for (int i = 0; i < n->axis_count; i++) count += n->size[i] > 1;
+/* Mesh axes of several ranks that a program may use at once. Where groups of ranks run programs by
+ * themselves (cp = "dynamic"), a program uses the axis of one size of groups, or the one that they
+ * divide. */
+static int axes_at_once(const cuda_nccl *n, const ml_groups *groups) {
+    bool apart = groups && groups->count > 0 && !groups->together;
+    int count = apart;
+    for (int i = 0; i < n->axis_count; i++) {
+        bool grouped =
+            apart && (i == groups->of || (i >= groups->first && i < groups->first + groups->count));
+        count += !grouped && n->size[i] > 1;
+    }
     return count;
 }
 
@@ -315,7 +322,8 @@ ml_status cuda_nccl_join(ml_device *device) {
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;
-    ML_TRY(keep_order(axes_divided(n), device->ranks->layout->stages.on, &ordered));
+    int axes = axes_at_once(n, device->ranks->groups);
+    ML_TRY(keep_order(axes, device->ranks->layout->stages.on, &ordered));
     ML_TRY(open_streams(n, ordered));
     return connect_start(n);
 }
