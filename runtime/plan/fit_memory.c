@@ -69,16 +69,18 @@ static double gain_left(const search *s, const share_end *low, const share_end *
     return part * (low->seconds - high->seconds) / s->best_size.seconds;
 }
 
+static const double CLOSE = 0.005; /* of the best plan's time: what is not searched for */
+
 /* Between shares of which one fits and the other one does not: by the line through their peaks, a
  * little below the limit, and in the middle where that has come from one side twice, or where peaks
  * have steps; so no further where an end has moved over two. */
-static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
-    const int most = choice.offload == OFFLOAD_NONE ? 5 : 8; /* with copies less of a line */
-    const double close = 0.02, margin = 0.05, worth = 0.005;
+static void search_line(search *s, plan_choice choice, share_end low, share_end high) {
+    enum { MOST = 5 };
+    const double close = 0.02, margin = 0.05;
     const double all = (double)(high.reach - low.reach);
-    for (int i = 0, side = 0, flat = 0; i < most && high.reach > low.reach; i++) {
+    for (int i = 0, side = 0, flat = 0; i < MOST && high.reach > low.reach; i++) {
         double width = high.kept - low.kept, left = (double)(limit_of(s) - low.reach);
-        if (width < close || left < close * all || gain_left(s, &low, &high) < worth) return;
+        if (width < close || left < close * all || gain_left(s, &low, &high) < CLOSE) return;
         double less = BELOW * (double)limit_of(s);
         double share =
             (left - (less < left / 2 ? less : left / 2)) / (double)(high.reach - low.reach);
@@ -92,6 +94,27 @@ static void search_share(search *s, plan_choice choice, share_end low, share_end
         *moved = end_of(s);
         side = fit ? (side > 0 ? side + 1 : 1) : (side < 0 ? side - 1 : -1);
     }
+}
+
+/* With copies to the host the peak is far from a line, and may be larger where less is kept: by
+ * halves, until neither end can be much faster than the other. So a larger limit does not lead to a
+ * smaller share. */
+static void search_halves(search *s, plan_choice choice, share_end low, share_end high) {
+    while (low.seconds - high.seconds > CLOSE * s->best_size.seconds) {
+        choice.kept = (low.kept + high.kept) / 2;
+        if (attempt(s, &choice))
+            low = end_of(s);
+        else
+            high = end_of(s);
+        if (high.kept - low.kept < CLOSE) return;
+    }
+}
+
+static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
+    if (choice.offload == OFFLOAD_NONE)
+        search_line(s, choice, low, high);
+    else
+        search_halves(s, choice, low, high);
 }
 
 /* A share that fits where half of what is no state follows what is kept, as it mostly does; 0 where

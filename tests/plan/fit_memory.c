@@ -16,6 +16,8 @@ typedef struct {
     int64_t update, cache; /* of the program that sets the parameters: bytes; more with a cache */
     double no_cache_seconds;
     int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
+    bool offloads;
+    const int64_t *curve; /* of 65 shares: the peak where values are copied to the host */
     int count;
     char attempts[512]; /* percent that is kept; A also what is cheap; C cache, O overlap; W
                             as in the first */
@@ -26,6 +28,10 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     sizes *s = context;
     int64_t peak = s->base - (int64_t)((1 - choice->kept) * (double)s->all);
     double seconds = 100 + 30 * (1 - choice->kept);
+    if (choice->offload != OFFLOAD_NONE && s->curve) {
+        peak = s->curve[(int)(64 * choice->kept)];
+        seconds += choice->offload == OFFLOAD_ALL ? 60 : 2;
+    }
     if (!choice->param_cache) peak -= s->no_cache, seconds += s->no_cache_seconds;
     if (!choice->overlap) peak -= s->no_overlap, seconds += 20;
     if (choice->cheap == CHEAP_EVERYWHERE) peak -= s->weight_grad;
@@ -59,7 +65,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
 static sizes fit(sizes s, int64_t limit) {
     plan_choice first = {.kept = 1, .overlap = true, .param_cache = true};
     if (s.cheap) first.cheap = CHEAP_NOWHERE;
-    plan_fit f = {attempt, &s, limit};
+    plan_fit f = {attempt, &s, limit, s.offloads};
     plan_fit_memory(&f, &first);
     return s;
 }
@@ -87,6 +93,37 @@ TEST(plan, fits_by_share) {
         sizes done = fit(s, limit);
         CHECK(done.last.peak <= limit && done.last.peak >= limit - 8000);
         CHECK(done.count <= 6);
+    }
+}
+
+/* More memory never leads to a slower plan, though where values are copied to the host the peak may
+ * be larger where less is kept. */
+TEST(plan, fits_monotone) {
+    uint64_t seed = 1;
+    for (int round = 0; round < 60; round++) {
+        int64_t curve[65], low = 400000;
+        for (int i = 0; i <= 64; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            curve[i] = 500000 + (int64_t)i * i * 100 + (int64_t)(seed >> 33) % 40000;
+            low = curve[i] < low ? curve[i] : low;
+        }
+        const sizes s = {.base = 1000000,
+                         .all = 400000,
+                         .no_cache = round % 3 * 30000,
+                         .no_cache_seconds = round % 2 ? 1 : 10,
+                         .no_overlap = round % 5 ? 0 : 20000,
+                         .cheap = round % 4 * 10000,
+                         .offloads = true,
+                         .curve = curve};
+        double before = 1000;
+        for (int64_t limit = low; limit < 1050000; limit += 1500) {
+            const plan_size last = fit(s, limit).last;
+            if (last.peak > limit) continue;
+            EXPECT(last.seconds <= 1.01 * before, "%lld bytes: %.1f s, with less memory %.1f",
+                   (long long)limit, last.seconds, before);
+            before = last.seconds < before ? last.seconds : before;
+        }
+        CHECK(before < 101);
     }
 }
 

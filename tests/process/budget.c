@@ -141,6 +141,42 @@ TEST(long, budgets_are_monotone) {
     process_in_room(budgets_are_monotone);
 }
 
+/* Less memory is never predicted to be faster. The planner takes a plan within 1 % at once, and
+ * predictions are not by its rates: 2 %. */
+static void check_times(process_room *room, const char *model, double low, double high) {
+    enum { GRID = 21 };
+    double least = 1e9;
+    for (int i = 0; i < GRID; i++) {
+        double budget = low + (high - low) * i / (GRID - 1);
+        process_result r = process_run(
+            room, PROCESS_ANY_CODE, "MLUA_HOST_LINK=50",
+            "check \"$ROOT/models/%s --device h200 --json --memory %.3fGiB", model, budget);
+        if (r.code != 0) process_expect(&r, "the program needs");
+        const char *predicted = strstr(r.output, "\"predicted\":");
+        const double seconds = predicted ? process_number(predicted, "\"seconds\":") : 0;
+        EXPECT(r.code != 0 || seconds > 0, "%s: no time in %.2f GiB", model, budget);
+        EXPECT(r.code == 0 || least == 1e9, "%s: less than %.2f GiB is enough", model, budget);
+        EXPECT(seconds <= 1.02 * least, "%s: %.1f ms in %.2f GiB, %.1f ms in less", model,
+               1e3 * seconds, budget, 1e3 * least);
+        if (seconds > 0 && seconds < least) least = seconds;
+    }
+    EXPECT(least < 1e9, "%s: nothing fits", model);
+}
+
+static void budgets_are_monotone_in_time(process_room *room) {
+    check_times(room, "llama.lua\" preset=llama-3b", 49.5, 50.5);
+    check_times(room, "llama.lua\" preset=llama-3b", 49, 59);
+    check_times(room, "gpt.lua\" preset=gpt-1.3b batch=16 --mesh tp=2", 14, 34);
+    check_times(room, "gpt.lua\" preset=gpt-1.3b batch=16 --mesh cp=2", 18, 38);
+    check_times(room, "gpt.lua\" preset=gpt-1.3b batch=16 --mesh dp=2 --layout preset=fsdp", 11,
+                31);
+    check_times(room, "llama.lua\" preset=llama-1b batch=16 accum=8 --mesh pp=2", 15, 27);
+}
+
+TEST(long, budgets_are_monotone_in_time) {
+    process_in_room(budgets_are_monotone_in_time);
+}
+
 PROCESS_TEST(memory_budget) {
     check_budgets(room, small, FEW, false);
     check_budgets(room, small, BUDGETS, true);
