@@ -3,7 +3,8 @@
  *
  * Loading compiles kernels on a pool of threads while a further thread opens the libraries and
  * builds attention plans. The first run enqueues step by step, which makes every library load its
- * kernels; the second one captures the whole step into one CUDA graph, which later runs replay. */
+ * kernels; the second one captures the whole step into one CUDA graph, which later runs replay, but
+ * for long steps that copy beside computation (cuda_enqueue.c). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
