@@ -198,6 +198,7 @@ static void shared_free(struct compile_shared *shared) {
 typedef struct {
     const ml_compile_input *in;
     ml_plan **plan;
+    int64_t limit; /* bytes; 0: none is known */
 } compilation;
 
 /* The passes over one rank's graph: those before the choices once for all attempts. The part takes
@@ -342,7 +343,7 @@ static update_memory update_needs(const ml_plan *plan) {
 
 /* As far as the choice asks for it and the peak does not fit beside what is reserved. */
 static void offload(ml_plan *plan, const plan_choice *choice) {
-    int64_t limit = plan->target->memory_bytes - update_needs(plan).states;
+    int64_t limit = plan->limit - update_needs(plan).states;
     if (choice->offload == OFFLOAD_NONE || plan->peak_bytes <= limit) return;
     compile_offload(plan, limit, choice->offload == OFFLOAD_ALL);
     log_steps(plan, "offload", "temporaries wait for the backward pass in host memory");
@@ -426,7 +427,7 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
 static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *choice) {
     const update_memory update = update_needs(plan);
     const int64_t beyond = update.temporaries + update.copies - plan->arena_bytes;
-    int64_t limit = plan->target->memory_bytes - update.states - (beyond > 0 ? beyond : 0);
+    int64_t limit = plan->limit - update.states - (beyond > 0 ? beyond : 0);
     if (choice->offload == OFFLOAD_NONE) return;
     if (plan->peak_bytes > limit)
         pipeline_offload(plan, coordinate, limit, choice->offload == OFFLOAD_ALL, compile_offload);
@@ -538,8 +539,9 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     *c->plan = plan;
     plan->layout = c->in->layout;
     plan->target = c->in->target;
+    plan->limit = c->limit;
     plan->options = options_of(c->in);
-    if (plan->shared == NULL) plan->shared = shared_new(plan->target->memory_bytes > 0);
+    if (plan->shared == NULL) plan->shared = shared_new(plan->limit > 0);
     log_attempt(plan, choice);
     if (is_pipeline(c->in))
         compile_pipeline(c->in, plan, choice);
@@ -549,20 +551,21 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     size->scan = plan->shared->scan;
     size->keeps_all = plan->shared->keeps_all;
     log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
-             plan->target->memory_bytes == 0                  ? "no limit is known"
-             : plan->peak_bytes <= plan->target->memory_bytes ? "fits"
-                                                              : "too large",
+             plan->limit == 0                  ? "no limit is known"
+             : plan->peak_bytes <= plan->limit ? "fits"
+                                               : "too large",
              1e3 * size->seconds);
 }
 
 void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     const ml_target *target = in->target;
     const ml_compile_options *options = options_of(in);
-    compilation c = {in, plan};
-    plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
+    compilation c = {in, plan, target->memory_bytes};
+    if (c.limit > 0) c.limit = c.limit > in->beside ? c.limit - in->beside : 1;
+    plan_fit fit = {attempt, &c, c.limit > 0 ? c.limit : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
-    fit.offloads = compile_offload != NULL && target->host_bytes > 0 && target->memory_bytes > 0 &&
-                   !in->roots->often;
+    fit.offloads =
+        compile_offload != NULL && target->host_bytes > 0 && c.limit > 0 && !in->roots->often;
     if (fit.offloads && !is_pipeline(in)) fit.host_rate = host_copy_rate(target, in->layout, false);
     plan_choice first = {.kept = 1};
     if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;

@@ -28,11 +28,13 @@ typedef struct {
     const ml_cut *cut;       /* NULL for what runs once, or instead of another: no stages, no cache
                                 of parameters */
     const ml_compile_options *options; /* NULL: defaults */
+    int64_t beside;                    /* bytes that other programs hold while this one runs */
 } ml_compile_input;
 
-/* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. It fits
- * target->memory_bytes where any way of saving memory makes it fit; else it is the smallest that
- * was found. Raises; ml_plan_free is safe on what a failed call left in *plan (NULL or partial). */
+/* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. It
+ * fits target->memory_bytes less `beside` where any way of saving memory makes it fit; else it is
+ * the smallest that was found. Raises; ml_plan_free is safe on what a failed call left in *plan
+ * (NULL or partial). */
 void ml_compile(const ml_compile_input *input, ml_plan **plan);
 void ml_plan_free(ml_plan *plan);
 /* Steps with values, offsets and kernels, of every part. */

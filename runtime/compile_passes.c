@@ -149,7 +149,7 @@ static bool recomputes_cheap(const pass_context *c) {
  * attempt without recomputation could not fit. */
 static void decide_cheap(pass_context *c) {
     const ml_plan *plan = c->plan;
-    int64_t limit = plan->target->memory_bytes;
+    int64_t limit = plan->limit;
     if (c->choice.cheap != CHEAP_NOWHERE) return;
     c->keeps_all = limit == 0 || ml_saved_bytes(plan->graph, plan->arena) <= limit;
     if (!c->keeps_all) c->choice.cheap = CHEAP_UNDEFERRED;

@@ -49,9 +49,14 @@ ml_status ml_session_step(ml_session *session, int64_t *stop);
 
 /* Record how the programs that follow are compiled (runtime/plan/log.h); NULL: no longer. */
 void ml_session_log(ml_session *session, ml_compile_log *log);
-/* Plan only (for `mlua check`): no device memory, no kernels compiled. */
+/* Plan only (for `mlua check`): no device memory, no kernels compiled. `others`: of the programs
+ * that there are already. */
+typedef struct {
+    const ml_plan *const *at;
+    int count;
+} ml_plans;
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
-                          ml_plan **plan);
+                          const ml_plans *others, ml_plan **plan);
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
 /* Kernels of several programs, compiled all at once: of those that are made while `together` is on.
  * ml_session_compile turns it off; a start of a program that waits for it calls it. */

@@ -107,14 +107,16 @@ static void plan_body(void *context) {
 
 /* On one rank of several, the plan of its pipeline stages. */
 static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml_target *target,
-                            const ml_layout *layout, bool pipelined, ml_plan **plan) {
+                            const ml_layout *layout, bool pipelined, int64_t beside,
+                            ml_plan **plan) {
     ml_cut cut = {&session->stages, -1};
     if (pipelined && layout != NULL && layout->stages.on && session->everyone != NULL) {
         int64_t rank = session_rank_under(session, layout);
         cut.coordinate = (int)ml_layout_coordinate(layout, rank, layout->stages.mesh_axis);
     }
     plan_call call = {
-        {session->graph, roots, target, layout, pipelined ? &cut : NULL, &session->options}, plan};
+        {session->graph, roots, target, layout, pipelined ? &cut : NULL, &session->options, beside},
+        plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;
@@ -123,9 +125,61 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
     return status;
 }
 
+/* Marks the states of a plan; the bytes of those that were not marked yet. */
+static int64_t mark_states(const ml_plan *plan, bool *marked) {
+    int64_t bytes = 0;
+    for (int p = 0; p <= plan->part_count; p++) {
+        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->rebuild;
+        const ml_schedule *s = part ? part->schedule : NULL;
+        for (uint32_t i = 0; s && i < s->storages.count; i++) {
+            const ml_storage *storage = &s->storages.at[i];
+            if (storage->kind != ML_STORAGE_STATE || marked[storage->id]) continue;
+            marked[storage->id] = true;
+            bytes += storage->bytes;
+        }
+    }
+    return bytes;
+}
+
+/* Bytes that other programs hold while the plan runs, whatever the arena, which all share: states
+ * that it does not use, what pipelines keep between their tasks, and libraries' workspace. */
+static int64_t bytes_beside(const ml_session *session, const ml_plan *plan,
+                            const ml_plans *others) {
+    bool *marked = ml_alloc((size_t)ml_graph_state_count(session->graph) + 1);
+    int64_t bytes = 0, library = plan->library_bytes;
+    if (marked == NULL) return 0;
+    memset(marked, 0, (size_t)ml_graph_state_count(session->graph) + 1);
+    (void)mark_states(plan, marked);
+    for (int i = 0; i < others->count; i++) {
+        const ml_plan *other = others->at[i];
+        bytes += mark_states(other, marked);
+        if (!other->roots.mixed || !plan->roots.mixed) bytes += other->buffer_bytes;
+        if (other->library_bytes > library) library = other->library_bytes;
+    }
+    ml_free(marked);
+    return bytes + library - plan->library_bytes;
+}
+
+/* Beside other programs. What does not fit is planned again in what they leave. */
+static ml_status plan_beside(ml_session *session, const ml_roots *roots, const ml_target *target,
+                             const ml_layout *layout, bool pipelined, const ml_plans *others,
+                             ml_plan **plan) {
+    ml_status status = plan_under(session, roots, target, layout, pipelined, 0, plan);
+    if (status != ML_OK || target->memory_bytes == 0) return status;
+    const int64_t beside = bytes_beside(session, *plan, others);
+    if (beside == 0 || (*plan)->peak_bytes + beside <= target->memory_bytes) return ML_OK;
+    ml_plan_free(*plan);
+    return plan_under(session, roots, target, layout, pipelined, beside, plan);
+}
+
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan) {
-    return plan_under(session, roots, &session->device->target, layout, pipelined, plan);
+    enum { MOST = 64 };
+    const ml_plan *plans[MOST];
+    ml_plans others = {plans, 0};
+    for (const ml_program *p = session->programs; p != NULL && others.count < MOST; p = p->next)
+        if (p->plan != NULL) plans[others.count++] = p->plan;
+    return plan_beside(session, roots, &session->device->target, layout, pipelined, &others, plan);
 }
 
 /* The memory that a run would set aside for doing steps again (overflow_retry.c). */
@@ -137,7 +191,7 @@ static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml
     ml_compile_log *log = session->options.log;
     session->options.log = NULL; /* that of the program itself */
     ml_status status =
-        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &retry);
+        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, 0, &retry);
     session->options.log = log;
     if (status == ML_OK && !ml_plan_set_retry(plan, retry, target->memory_bytes))
         ml_plan_free(retry);
@@ -167,9 +221,9 @@ static void show_kernels(void *context) {
 }
 
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
-                          ml_plan **plan) {
+                          const ml_plans *others, ml_plan **plan) {
     const ml_layout *layout = session_program_layout(session);
-    ml_status status = plan_under(session, roots, target, layout, true, plan);
+    ml_status status = plan_beside(session, roots, target, layout, true, others, plan);
     if (status == ML_OK) status = plan_retry(session, roots, target, *plan);
     if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;

@@ -24,6 +24,7 @@ ml_plan *plan_of_part(const ml_plan *whole, ml_graph **graph, const ml_roots *ro
     ml_plan *part_plan = *part = plan_empty();
     part_plan->layout = whole->layout;
     part_plan->target = whole->target;
+    part_plan->limit = whole->limit;
     part_plan->options = whole->options;
     part_plan->local = whole->pipeline == NULL;
     part_plan->graph = *graph;

@@ -31,6 +31,7 @@ struct ml_plan {
     bool borrows;                  /* the graph is another's, not to be freed */
     struct compile_shared *shared; /* what attempts at the same plan share (compile.c) */
     const ml_target *target;
+    int64_t limit; /* bytes that the plan may take; 0: none is known */
     const ml_compile_options *options; /* while it is compiled */
     ml_roots roots;
     const ml_layout *layout;           /* NULL: one rank */

@@ -51,15 +51,38 @@ static void print_log(const ml_vm *vm, const char *program, const ml_compile_log
     output_discard((ml_vm *)vm, discards);
 }
 
+/* Plans of the programs that the script made before; on top of the stack. */
+static ml_plans push_plans(lua_State *L) {
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    ml_plans plans = {.count = (int)lua_rawlen(L, -1)};
+    const ml_plan **at = lua_newuserdatauv(L, ((size_t)plans.count + 1) * sizeof *at, 0);
+    for (int i = 0; i < plans.count; i++) {
+        lua_rawgeti(L, -2, i + 1);
+        at[i] = vm_program_plan(vm_to_program(L, -1));
+        lua_pop(L, 1);
+    }
+    lua_remove(L, -2);
+    plans.at = at;
+    return plans;
+}
+
+static ml_status plan_now(lua_State *L, const ml_roots *roots, ml_plan **plan) {
+    ml_vm *vm = vm_of(L);
+    const ml_plans others = push_plans(L);
+    ml_status status = ml_session_plan(vm->session, roots, &vm->check_target, &others, plan);
+    lua_pop(L, 1);
+    return status;
+}
+
 void explain_plan(lua_State *L, const ml_roots *roots, ml_plan **plan) {
     ml_vm *vm = vm_of(L);
     if (!vm->options->explain) {
-        vm_check(L, ml_session_plan(vm->session, roots, &vm->check_target, plan));
+        vm_check(L, plan_now(L, roots, plan));
         return;
     }
     ml_compile_log *log = ml_compile_log_new();
     ml_session_log(vm->session, log);
-    ml_status status = ml_session_plan(vm->session, roots, &vm->check_target, plan);
+    ml_status status = plan_now(L, roots, plan);
     ml_session_log(vm->session, NULL);
     if (log) print_log(vm, roots->name, log);
     ml_compile_log_free(log);
