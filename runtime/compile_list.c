@@ -28,7 +28,9 @@ static ml_graph *trade_once(pass_context *c) {
     ml_roots before = plan->roots;
     plan_roots(plan, &before);
     ml_graph *made = ml_trade_once(plan->graph, &plan->roots);
-    if (ml_trades_less(made, plan->graph)) return made;
+    if (ml_traded_bytes(made, pass_times(c, made)) <
+        ml_traded_bytes(plan->graph, pass_times(c, plan->graph)))
+        return made;
     ml_graph_free(made);
     plan->roots = before;
     return plan->graph;

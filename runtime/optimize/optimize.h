@@ -51,7 +51,9 @@ bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
  * rank; the ranks' together are the same. */
 ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots);
 bool ml_trade_once_applies(const ml_graph *g); /* whether there are trades */
-bool ml_trades_less(const ml_graph *made, const ml_graph *from); /* whether ranks exchange less */
+/* What trades between ranks take, in bytes: with what each of them takes whatever its size;
+ * times[n] (or NULL: 1) nodes are like node n. */
+double ml_traded_bytes(const ml_graph *g, const uint32_t *times);
 /* Permutations move from operands to results, until they cancel: those around collectives, which
  * work along the outermost axis, would be copies otherwise. */
 ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);

@@ -303,21 +303,17 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return s->prefers[n] && !s->root[n] ? s->traded[n] : plain(s, n);
 }
 
-/* What exchanges between ranks take, in bytes: with what each of them takes whatever its size. */
-static double cost_of(const ml_graph *g) {
-    enum { LEAST = 4 << 20 };
-    double sum = 0;
-    for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (ml_graph_node(g, n)->op == ML_OP_REVERSE)
-            sum += LEAST + (double)ml_type_bytes(ml_graph_type(g, n));
-    return sum;
-}
-
 ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots) {
     state s = {0};
     return rewrite_run(from, roots, begin, rule, &s);
 }
 
-bool ml_trades_less(const ml_graph *made, const ml_graph *from) {
-    return cost_of(made) < cost_of(from);
+double ml_traded_bytes(const ml_graph *g, const uint32_t *times) {
+    enum { LEAST = 4 << 20 };
+    double sum = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_graph_node(g, n)->op == ML_OP_REVERSE)
+            sum += (LEAST + (double)ml_type_bytes(ml_graph_type(g, n))) *
+                   (double)(times ? times[n] : 1);
+    return sum;
 }

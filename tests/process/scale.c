@@ -1,6 +1,5 @@
-/* 1,000 layers on 10,000 ranks, whatever is split over which ranks: planned in 1 GiB, and in 10 s
- * of processor time on a machine that others use, too (4 to 9 s on 27 November 2026; 5 s are
- * wanted). */
+/* 1,000 layers on 10,000 ranks, whatever is split over which ranks: planned in 1 GiB, and in 5 s of
+ * processor time (2.6 to 4.7 s on 27 November 2026, on a machine with a load of 10). */
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -22,7 +21,7 @@ static const scale_case cases[] = {
 };
 
 static void plan_at_scale(process_room *room) {
-    const double seconds = 10;
+    const double seconds = 5;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         process_result r = process_run(room, 0, "",
                                        "check --json --device h200 \"$ROOT\"/models/%s layers=1000 "
