@@ -30,6 +30,8 @@ local function stored_dtype(spec, decay)
   return (task == "generate" or task == "serve") and decay and not spec.f32 and core.compute_dtype() or "f32"
 end
 
+local PARAM_OPTIONS, BIAS_OPTIONS = { "init", "decay", "frozen", "f32", "fp8", "name" }, { "init", "decay", "frozen", "name" }
+
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
@@ -40,7 +42,7 @@ end
 ---@param spec {init: any, decay: boolean, frozen: boolean, f32: boolean, fp8: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
-  m.check_options("param", spec, { "init", "decay", "frozen", "f32", "fp8", "name" }, "A.embed, A.ffn")
+  m.check_options("param", spec, PARAM_OPTIONS, "A.embed, A.ffn")
   local axes = {}
   for i, axis in ipairs(spec) do axes[i] = axis end
   local init = spec.init
@@ -68,7 +70,7 @@ end
 ---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.bias(spec)
-  m.check_options("bias", spec, { "init", "decay", "frozen", "name" }, "A.embed")
+  m.check_options("bias", spec, BIAS_OPTIONS, "A.embed")
   local all = { init = "zeros", decay = false }
   for key, value in pairs(spec) do all[key] = value end
   return m.param(all)

@@ -72,45 +72,52 @@ end
 ---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys yield equal numbers.
 m.init = {}
 
--- make(parameter): an initial value, value(axes, key, key + 1). Models have many parameters of the same axes with the same one.
-local function initial(value_of)
+-- make(number), made once for each number: models have many parameters of the same axes with the same initial values.
+local function for_each(make)
   local known = {}
-  local function make(parameter)
-    local value, by_axes = value_of(parameter), {}
-    return function(axes, key)
-      if math.type(key) ~= "integer" then return value(axes, key, key + 1) end
-      local like = core.alike(axes)
-      by_axes[like] = by_axes[like] or repeated.by_types(function(...) return value(axes, ...) end)
-      return by_axes[like](key, key + 1)
-    end
+  return function(number)
+    if math.type(number) == nil or number ~= number then return make(number) end
+    known[number] = known[number] or make(number)
+    return known[number]
   end
-  return function(parameter)
-    if math.type(parameter) == nil or parameter ~= parameter then return make(parameter) end
-    known[parameter] = known[parameter] or make(parameter)
-    return known[parameter]
+end
+
+-- A function of axes and a key, by one of axes, the key and key + 1.
+local function by_key(value)
+  local by_axes = {}
+  return function(axes, key)
+    if math.type(key) ~= "integer" then return value(axes, key, key + 1) end
+    local like = core.alike(axes)
+    by_axes[like] = by_axes[like] or repeated.by_types(function(...) return value(axes, ...) end)
+    return by_axes[like](key, key + 1)
   end
 end
 
 ---Normal with this standard deviation.
 ---@param std number
 ---@return fun(axes: Axis[], key: integer): Tensor
-m.init.normal = initial(function(std)
-  return function(axes, key, next) return normal(core.random, axes, key, next) * std end
+m.init.normal = for_each(function(std)
+  return by_key(function(axes, key, next) return normal(core.random, axes, key, next) * std end)
 end)
 
 ---Uniform in -bound .. bound.
 ---@param bound number
 ---@return fun(axes: Axis[], key: integer): Tensor
-m.init.uniform = initial(function(bound)
-  return function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end
+m.init.uniform = for_each(function(bound)
+  return by_key(function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end)
 end)
 
 ---This value everywhere.
 ---@param value number
 ---@return fun(axes: Axis[], key: integer): Tensor
-function m.init.constant(value)
-  return function(axes) return core.full(axes, value, "f32") end
-end
+m.init.constant = for_each(function(value)
+  local by_axes = {}
+  return function(axes)
+    local like = core.alike(axes)
+    by_axes[like] = by_axes[like] or core.full(axes, value, "f32")
+    return by_axes[like]
+  end
+end)
 
 setmetatable(m.init, {
   __index = function(_, name)

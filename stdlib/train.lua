@@ -120,7 +120,7 @@ function m.train(options)
     end
     if rows then micro:microbatches(dynamic.least_slots(o)) end -- its time is that of a step whose rows are full
     known.note_training(o)
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
+    core.report(all, { tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

@@ -56,8 +56,9 @@ static uint32_t type_intern(ml_graph *g, const ml_type *type) {
     ml_type clean = {.dtype = type->dtype, .rank = type->rank};
     memcpy(clean.axis, type->axis, sizeof *type->axis * type->rank);
     memcpy(clean.size, type->size, sizeof *type->size * type->rank);
-    uint64_t hash = ml_hash(clean.axis, sizeof clean.axis, clean.dtype * 16u + clean.rank);
-    hash = ml_hash(clean.size, sizeof clean.size, hash);
+    uint64_t hash = clean.dtype * 16u + clean.rank;
+    for (int i = 0; i < clean.rank; i++)
+        hash = ml_mix(hash, (uint64_t)clean.size[i] << 16 | clean.axis[i]);
     uint32_t cursor = 0, at;
     while ((at = ml_index_next(&t->type_index, hash, &cursor)) != ML_INDEX_NONE)
         if (ml_type_equal(t->types.at[at], &clean)) return at;
@@ -122,7 +123,8 @@ uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state) {
     ml_state *copy = ML_NEW(t->arena, ml_state);
     *copy = *state;
     copy->name = copy_text(t->arena, state->name);
-    copy->origin = origin_copy(t->arena, &state->origin);
+    const uint32_t origin = origin_intern(g, &state->origin);
+    copy->origin = *t->origins.at[origin];
     *ML_PUSH(t->arena, &t->states) = copy;
     return t->states.count - 1;
 }
@@ -267,11 +269,11 @@ void ml_graph_mark(ml_graph *g, ml_ref n, uint8_t flags) {
 /* ---- Hash-consing ---------------------------------------------------------------------------- */
 
 static uint64_t node_hash(const ml_node *node, const ml_ref *sources, const int64_t *args) {
-    uint32_t head[4] = {node->op, node->flags & IDENTITY, node->type,
-                        node->source_count + ((uint32_t)node->arg_count << 16)};
-    uint64_t hash = ml_hash(head, sizeof head, 0);
-    if (node->source_count) hash = ml_hash(sources, sizeof *sources * node->source_count, hash);
-    if (node->arg_count) hash = ml_hash(args, sizeof *args * node->arg_count, hash);
+    uint64_t hash =
+        ml_mix(node->op | (uint64_t)(node->flags & IDENTITY) << 8 | (uint64_t)node->type << 32,
+               node->source_count + ((uint32_t)node->arg_count << 16));
+    for (int i = 0; i < node->source_count; i++) hash = ml_mix(hash, sources[i]);
+    for (int i = 0; i < node->arg_count; i++) hash = ml_mix(hash, (uint64_t)args[i]);
     return hash;
 }
 
@@ -418,8 +420,16 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n) {
 static ml_ref node_append(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
     node->sources = g->sources.count;
     node->args = g->args.count;
-    for (int i = 0; i < node->source_count; i++) *ML_PUSH(g->arena, &g->sources) = sources[i];
-    for (int i = 0; i < node->arg_count; i++) *ML_PUSH(g->arena, &g->args) = args[i];
+    if (g->sources.capacity - g->sources.count < node->source_count)
+        for (int i = 0; i < node->source_count; i++) ML_PUSH(g->arena, &g->sources);
+    else
+        g->sources.count += node->source_count;
+    if (g->args.capacity - g->args.count < node->arg_count)
+        for (int i = 0; i < node->arg_count; i++) ML_PUSH(g->arena, &g->args);
+    else
+        g->args.count += node->arg_count;
+    for (int i = 0; i < node->source_count; i++) g->sources.at[node->sources + i] = sources[i];
+    for (int i = 0; i < node->arg_count; i++) g->args.at[node->args + i] = args[i];
     ml_ref n = g->nodes.count;
     *ML_PUSH(g->arena, &g->nodes) = *node;
     return n;
@@ -519,6 +529,10 @@ static uint32_t map_type(ml_graph *g, const ml_graph *from, uint32_t type) {
 static void copy_args(ml_graph *g, const ml_graph *from, ml_ref n, int64_t *args) {
     const ml_node *node = ml_graph_node(from, n);
     const int64_t *old = ml_graph_args(from, n);
+    if (g->tables == from->tables && !graph_has_function((ml_op)node->op)) {
+        for (int i = 0; i < node->arg_count; i++) args[i] = old[i];
+        return;
+    }
     for (int i = 0; i < node->arg_count; i++) {
         ml_arg_kind kind = ml_op_arg_of(node->op, i)->kind;
         if (kind == ML_ARG_FUNCTION)

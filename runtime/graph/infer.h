@@ -50,6 +50,12 @@ const char *infer_axes(const infer *in, const ml_type *t);
 typedef ML_VEC(ml_ref) ml_refs;
 void graph_reach(const ml_graph *g, ml_ref root, ml_arena *arena, ml_refs *out);
 void graph_sort(ml_refs *refs); /* ascending */
+/* Whether an argument of the op is a function: the root of nodes that no operand leads to. */
+static inline bool graph_has_function(ml_op op) {
+    for (const ml_op_arg *arg = ml_ops[op].args; arg->kind > ML_ARG_MORE; arg++)
+        if (arg->kind == ML_ARG_FUNCTION) return true;
+    return false;
+}
 /* ml_graph_copy with flags set and cleared. */
 ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
                        uint8_t set, uint8_t clear);

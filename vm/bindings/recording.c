@@ -102,6 +102,15 @@ typedef struct {
     bool done;
 } leaf_call;
 
+/* Its arrays are large: they are not cleared. */
+static void begin(lua_State *L, leaf_call *call, vm_recording *recording) {
+    call->graph = vm_of(L)->graph;
+    call->recording = recording;
+    call->count = call->result_count = 0;
+    call->type = (ml_type){0};
+    call->done = false;
+}
+
 static void find_key(void *argument) {
     leaf_call *call = argument;
     call->key = ml_leaves_key(call->graph, call->leaves, call->count);
@@ -114,7 +123,8 @@ static void find_type(void *argument) {
 
 /* core.alike(leaf, ...), core.alike(axes) */
 static int core_alike(lua_State *L) {
-    leaf_call call = {.graph = vm_of(L)->graph};
+    leaf_call call;
+    begin(L, &call, NULL);
     if (lua_istable(L, 1)) {
         vm_read_axes(L, 1, "the axes of a tensor", &call.type);
         vm_protect(L, find_type, &call);
@@ -157,9 +167,10 @@ static void close_recording(void *argument) {
 
 /* recording:close(results, leaf, ...) */
 static int recording_close(lua_State *L) {
-    leaf_call call = {.graph = vm_of(L)->graph, .recording = check_recording(L)};
+    vm_recording *r = check_recording(L);
+    leaf_call call;
+    begin(L, &call, r);
     luaL_checktype(L, 2, LUA_TTABLE);
-    vm_recording *r = call.recording;
     call.count = read_leaves(L, 3, call.leaves);
     const int64_t results = vm_table_length(L, 2);
     if (results > MOST_RESULTS)
@@ -190,8 +201,9 @@ static void repeat(void *argument) {
 /* recording:again(leaf, ...) */
 static int recording_again(lua_State *L) {
     const ml_vm *vm = vm_of(L);
-    leaf_call call = {.graph = vm->graph, .recording = check_recording(L)};
-    vm_recording *r = call.recording;
+    vm_recording *r = check_recording(L);
+    leaf_call call;
+    begin(L, &call, r);
     call.count = read_leaves(L, 2, call.leaves);
     if (r->closed && (r->assigned_count == 0 || (vm->traces && !vm->scanning))) {
         vm_origin(L, &call.origin);
