@@ -8,7 +8,7 @@ local core = require "mlua.core"
 local candidates = require "mlua.tune_candidates"
 local command = require "mlua.tune_command"
 
-local LIMIT = 7.0 -- seconds of the search; with what is planned at its end and the script some 9 for 175 B parameters on 1,024 GPUs
+local LIMIT = 8.5 -- seconds of the search; with the output some 9 for 175 B parameters on 1,024 GPUs
 local MORE = 3 -- so many times the limit more where nothing fits, or estimates say that what was found is poor
 local POOR = 0.75 -- of the best: the estimated seconds of what is not planned yet
 local IDLE = 6 -- rounds without a better layout that end it

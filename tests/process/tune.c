@@ -165,7 +165,7 @@ TEST(long, tune_of_175_billion) {
 }
 
 /* At least as fast, as predicted, as the layouts by hand of tests/predicted.py: in 40 s, as how
- * many layouts are planned within the default of 10 s depends on the machine's other work. */
+ * many layouts are planned within the default of 8.5 s depends on the machine's other work. */
 static void tune_published(process_room *room) {
     static const char *const runs[][3] = {
         {"layers=96 embed=12288 heads=96 vocab=131072 seq=4096 sample=0 batch=1152 --device h100",

@@ -213,7 +213,7 @@ static const option option_table[] = {
     {"--prompt-tokens", "N", COUNT(prompt_tokens, 1), FOR_CHECK | FOR_TUNE | FOR_SERVE,
      "with --serve, and of what --measure measures: how long that prompt is (default 512)"},
     {"--within", "SECONDS", COUNT(within, 1), FOR_TUNE,
-     "how long to plan layouts (default 7); at least some are planned"},
+     "how long to plan layouts (default 8.5); at least some are planned"},
     {"--measure", NULL, FLAG(measure), FOR_TUNE | FOR_SERVE,
      "run the best on this machine for a few steps each, and choose by what that measures; of "
      "serve: answer nothing, measure steps of --slots texts, and end. It needs no --from"},
