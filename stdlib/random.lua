@@ -76,7 +76,7 @@ m.init = {}
 local function for_each(make)
   local known = {}
   return function(number)
-    if math.type(number) == nil or number ~= number then return make(number) end
+    if math.type(number) == nil or number ~= number or 1 / number == -math.huge then return make(number) end -- a table takes -0 for 0
     known[number] = known[number] or make(number)
     return known[number]
   end
@@ -93,24 +93,25 @@ local function by_key(value)
   end
 end
 
+local normals = for_each(function(std)
+  return by_key(function(axes, key, next) return normal(core.random, axes, key, next) * std end)
+end)
+
 ---Normal with this standard deviation.
 ---@param std number
 ---@return fun(axes: Axis[], key: integer): Tensor
-m.init.normal = for_each(function(std)
-  return by_key(function(axes, key, next) return normal(core.random, axes, key, next) * std end)
+function m.init.normal(std) return normals(std) end
+
+local uniforms = for_each(function(bound)
+  return by_key(function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end)
 end)
 
 ---Uniform in -bound .. bound.
 ---@param bound number
 ---@return fun(axes: Axis[], key: integer): Tensor
-m.init.uniform = for_each(function(bound)
-  return by_key(function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end)
-end)
+function m.init.uniform(bound) return uniforms(bound) end
 
----This value everywhere.
----@param value number
----@return fun(axes: Axis[], key: integer): Tensor
-m.init.constant = for_each(function(value)
+local constants = for_each(function(value)
   local by_axes = {}
   return function(axes)
     local like = core.alike(axes)
@@ -118,6 +119,11 @@ m.init.constant = for_each(function(value)
     return by_axes[like]
   end
 end)
+
+---This value everywhere.
+---@param value number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.constant(value) return constants(value) end
 
 setmetatable(m.init, {
   __index = function(_, name)
