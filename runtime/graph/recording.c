@@ -137,10 +137,12 @@ static bool has_function(const ml_graph *g, ml_ref n) {
     return false;
 }
 
-/* Add what makes n, unless it stays; false where it cannot be made again. */
+/* Add what makes n, unless it stays; false where it cannot be made again. A leaf that the code asks
+ * for, too, is equal to one of its nodes by chance, as the gradients of two terms of a sum are. */
 static bool add_node(const ml_graph *g, ml_recording *r, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
-    if (find(r, n).varies) return true;
+    const operand known = find(r, n);
+    if (known.varies) return known.at >= (uint32_t)r->leaf_count;
     const int leaf = leaf_of(g, r, n);
     bool varies = leaf >= 0;
     operand *sources = ML_NEW_ARRAY(r->arena, operand, node->source_count + 1);

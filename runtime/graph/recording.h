@@ -26,7 +26,8 @@ typedef struct ml_recording ml_recording;
 ml_recording *ml_recording_open(ml_graph *g);
 /* It notes no more of them. */
 void ml_recording_end(ml_graph *g, ml_recording *r);
-/* Of one that has ended: false where it cannot be repeated, as of nodes that have functions. */
+/* Of one that has ended: false where it cannot be repeated, as of nodes that have functions, or
+ * where one of its nodes is a leaf as well. */
 bool ml_recording_close(ml_graph *g, ml_recording *r, const ml_leaf *leaves, int leaf_count,
                         const ml_ref *results, int result_count); /* raises */
 void ml_recording_free(ml_recording *r);

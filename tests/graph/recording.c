@@ -82,6 +82,14 @@ static void refuses(ml_graph *g) {
     ml_recording_end(g, r);
     CHECK(!ml_recording_close(g, r, twice, 2, results, 1)); /* which of the two? */
     ml_recording_free(r);
+
+    const ml_ref square = ml_map2(g, ML_OP_MUL, a.q, a.q);
+    const ml_leaf leaves[2] = {{ML_RECORDED_NODE, square}, q};
+    r = ml_recording_open(g);
+    results[0] = ml_map2(g, ML_OP_ADD, square, ml_map2(g, ML_OP_MUL, a.q, a.q));
+    ml_recording_end(g, r);
+    CHECK(!ml_recording_close(g, r, leaves, 2, results, 1)); /* a square that is a leaf, too */
+    ml_recording_free(r);
 }
 TEST(graph_recording, refuses_what_it_cannot_repeat) {
     graph_run(refuses);
