@@ -264,8 +264,9 @@ function m.optimizer(name, defaults, rule)
           local g = gradients[i]
           if core.is_zero(g) then untrained[#untrained + 1] = p:name() end
           local group = all.groups and all.groups(p:name(), p)
-          check(group, " groups");
-          (repeated or update)(p, g, group and merged(all, group) or all, t.step_of and t.step_of(p) or t.step)
+          if all.groups then check(group, " groups") end
+          local one = repeated or update
+          one(p, g, group and merged(all, group) or all, t.step_of and t.step_of(p) or t.step)
         end
       end
       if repeated and not all.groups then core.alone(update_all) else update_all() end
