@@ -140,40 +140,62 @@ static bool copy_nodes(const fold *f, ml_graph *to, ml_ref *copies) {
 
 /* ---- Roots ----------------------------------------------------------------------------------- */
 
-/* Updates of layers that stay; those of the others are as the same ones of layer low - 1. */
-static bool fold_roots(fold *f, const ml_ref *copies, ml_roots *roots) {
-    int *update = ML_NEW_ARRAY(f->arena, int, ml_graph_count(f->from)); /* by value: + 1 */
+/* Whether two updates, `apart` layers from one another, set the same state of their layers. */
+static bool sets_alike(const fold *f, const ml_update *a, const ml_update *b, int64_t apart) {
+    const fold_anchor *of = &f->states[a->state], *other = &f->states[b->state];
+    if (!of->node || !other->node) /* no node reads it */
+        return of->node == other->node &&
+               ml_graph_state(f->from, a->state)->kind == ml_graph_state(f->from, b->state)->kind;
+    return of->node == other->node && of->layer - other->layer == apart;
+}
+
+/* An update of a layer that is left out is as the same one of layer low - 1; `by_value`: 1 + the
+ * update of a value that stays. */
+static bool repeat_update(fold *f, int i, const int *by_value) {
+    const ml_update *update = &f->roots.updates[i];
+    fold_update *u = &f->updates[i];
+    const repeat *r = &f->regions.at[repeats_of(&f->regions, update->value)];
+    const int64_t back = u->layer - (f->low - 1);
+    const int like = by_value[update->value - (uint32_t)(back * r->direction) * r->period] - 1;
+    if (like < 0 || !sets_alike(f, update, &f->roots.updates[like], back)) return false;
+    u->update = f->updates[like].update;
+    return true;
+}
+
+static bool fold_updates(fold *f, const ml_ref *copies, ml_roots *roots) {
+    int *by_value = ML_NEW_ARRAY(f->arena, int, ml_graph_count(f->from));
     ml_update *stay = ML_NEW_ARRAY(f->arena, ml_update, roots->update_count + 1);
-    ml_ref *outputs = ML_NEW_ARRAY(f->arena, ml_ref, roots->output_count + 1);
     int count = 0;
+    int64_t missing = 0; /* updates of layers that are left out, should they repeat */
     f->updates = ML_NEW_ARRAY(f->arena, fold_update, roots->update_count + 1);
     for (int i = 0; i < roots->update_count; i++) {
-        const ml_ref value = roots->updates[i].value;
+        ml_update update = roots->updates[i];
         fold_update *u = &f->updates[i];
         int region;
-        u->inside = layer_of(f, value, &region, &u->layer);
-        if (u->inside && update[value]) return false; /* it is the new value of two states */
+        u->inside = layer_of(f, update.value, &region, &u->layer);
+        if (u->inside && by_value[update.value]) return false; /* it is new of two states */
+        if (u->inside && u->layer == f->low - 1) missing += f->high - f->low;
         if (u->inside && left_out(f, u->layer)) continue;
-        uint32_t state = roots->updates[i].state;
-        const ml_ref other = u->inside ? renamed(f, &f->states[state], u->layer) : 0;
-        if (other) state = (uint32_t)ml_graph_args(f->from, other)[0];
+        by_value[update.value] = i + 1;
+        const ml_ref other = u->inside ? renamed(f, &f->states[update.state], u->layer) : 0;
+        if (other) update.state = (uint32_t)ml_graph_args(f->from, other)[0];
         u->update = count;
-        stay[count++] = (ml_update){state, copies[value]};
-        update[value] = count;
+        stay[count++] = (ml_update){update.state, copies[update.value]};
     }
     for (int i = 0; i < roots->update_count; i++) {
-        const ml_ref value = roots->updates[i].value;
-        fold_update *u = &f->updates[i];
-        if (!u->inside) continue;
-        const repeat *r = &f->regions.at[repeats_of(&f->regions, value)];
-        const int64_t back = left_out(f, u->layer) ? u->layer - (f->low - 1) : 0;
-        u->update = update[value - (uint32_t)(back * r->direction) * r->period] - 1;
-        if (u->update < 0) return false;
+        if (!f->updates[i].inside || !left_out(f, f->updates[i].layer)) continue;
+        if (!repeat_update(f, i, by_value)) return false;
+        missing--;
     }
-    for (int i = 0; i < roots->output_count; i++)
-        if (!(outputs[i] = copies[roots->outputs[i]])) return false;
     roots->updates = stay;
     roots->update_count = count;
+    return missing == 0;
+}
+
+static bool fold_outputs(fold *f, const ml_ref *copies, ml_roots *roots) {
+    ml_ref *outputs = ML_NEW_ARRAY(f->arena, ml_ref, roots->output_count + 1);
+    for (int i = 0; i < roots->output_count; i++)
+        if (!(outputs[i] = copies[roots->outputs[i]])) return false;
     roots->outputs = outputs;
     return true;
 }
@@ -193,7 +215,8 @@ static void body(void *argument) {
     p->to = ml_graph_derive(f->from);
     ml_ref *copies = ML_NEW_ARRAY(f->arena, ml_ref, ml_graph_count(f->from));
     find_anchors(f);
-    p->done = copy_nodes(f, p->to, copies) && fold_roots(f, copies, p->roots);
+    p->done = copy_nodes(f, p->to, copies) && fold_updates(f, copies, p->roots) &&
+              fold_outputs(f, copies, p->roots);
 }
 
 ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, ml_arena *arena, fold *f) {
@@ -203,5 +226,6 @@ ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, ml_arena *arena, fo
     if (status == ML_OK && p.done) return p.to;
     if (p.to) ml_graph_free(p.to);
     if (status != ML_OK) ml_raise_last();
+    *roots = f->roots;
     return NULL;
 }

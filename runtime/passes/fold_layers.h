@@ -22,7 +22,7 @@ typedef struct {
 
 /* Where the new value of an update of `from` is after folding. */
 typedef struct {
-    int update;    /* of the folded program: its own, or the same one of layer low - 1 */
+    int update;    /* of the folded program: itself, or the same one of layer low - 1 */
     int64_t layer; /* of the value; of none: outside of all regions */
     bool inside;   /* of a region */
 } fold_update;
