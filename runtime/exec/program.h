@@ -50,9 +50,10 @@ ml_status ml_session_step(ml_session *session, int64_t *stop);
 /* Record how the programs that follow are compiled (runtime/plan/log.h); NULL: no longer. */
 void ml_session_log(ml_session *session, ml_compile_log *log);
 /* Plan only (for `mlua check`): no device memory, no kernels compiled. `others`: of the programs
- * that there are already. */
+ * that there are already; where these are of all pipeline stages, their memory is accounted for
+ * anew, stage by stage. */
 typedef struct {
-    const ml_plan *const *at;
+    ml_plan *const *at;
     int count;
 } ml_plans;
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "runtime/pipeline/plan.h"
+
 typedef struct {
     ml_graph *graph;
 } graph_call;
@@ -141,23 +143,73 @@ static int64_t mark_states(const ml_plan *plan, bool *marked) {
     return bytes;
 }
 
-/* Bytes that other programs hold while the plan runs, whatever the arena, which all share: states
- * that it does not use, what pipelines keep between their tasks, and libraries' workspace. */
-static int64_t bytes_beside(const ml_session *session, const ml_plan *plan,
-                            const ml_plans *others) {
-    bool *marked = ml_alloc((size_t)ml_graph_state_count(session->graph) + 1);
-    int64_t bytes = 0, library = plan->library_bytes;
-    if (marked == NULL) return 0;
-    memset(marked, 0, (size_t)ml_graph_state_count(session->graph) + 1);
+typedef struct {
+    const ml_session *session;
+    ml_plan *plan;
+    const ml_plans *others;
+    int64_t limit, beside; /* bytes: of the device; that others take of it */
+    bool *marked;          /* by state */
+    size_t states;
+} beside_call;
+
+/* Bytes that other programs hold while the plan runs: states that it does not use, what pipelines
+ * save between their tasks, libraries' workspace, and what they need of the arena, which all share,
+ * beyond its own. */
+static int64_t bytes_beside(const beside_call *call) {
+    const ml_plan *plan = call->plan;
+    const ml_plans *others = call->others;
+    bool *marked = call->marked;
+    int64_t bytes = 0, library = plan->library_bytes, arena = plan->arena_bytes;
+    memset(marked, 0, call->states);
     (void)mark_states(plan, marked);
     for (int i = 0; i < others->count; i++) {
         const ml_plan *other = others->at[i];
         bytes += mark_states(other, marked);
         if (!other->roots.mixed || !plan->roots.mixed) bytes += other->buffer_bytes;
         if (other->library_bytes > library) library = other->library_bytes;
+        if (other->arena_bytes > arena) arena = other->arena_bytes;
     }
-    ml_free(marked);
-    return bytes + library - plan->library_bytes;
+    return bytes + library - plan->library_bytes + arena - plan->arena_bytes;
+}
+
+static void account_stage(const beside_call *call, int coordinate) {
+    pipeline_memory(call->plan, coordinate);
+    for (int i = 0; i < call->others->count; i++)
+        if (call->others->at[i]->pipeline) pipeline_memory(call->others->at[i], coordinate);
+}
+
+/* What others take of any stage, where one is too large with it: the stage that needs the most is
+ * not the one where the plan alone does. */
+static void beside_of_stages(void *context) {
+    beside_call *call = context;
+    int64_t most = 0, beside = 0;
+    for (int r = 0; r < call->plan->pipeline->ranks; r++) {
+        account_stage(call, r);
+        const int64_t here = bytes_beside(call);
+        if (here > beside) beside = here;
+        if (here + call->plan->peak_bytes > most) most = here + call->plan->peak_bytes;
+    }
+    account_stage(call, -1);
+    call->beside = most > call->limit ? beside : 0;
+}
+
+/* The bytes that others take; 0 where there is room for them. */
+static ml_status find_beside(beside_call *call) {
+    int64_t sum = call->plan->peak_bytes;
+    for (int i = 0; i < call->others->count; i++) sum += call->others->at[i]->peak_bytes;
+    if (sum <= call->limit) return ML_OK;
+    call->states = (size_t)ml_graph_state_count(call->session->graph) + 1;
+    call->marked = ml_alloc(call->states);
+    if (call->marked == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while planning");
+    ml_status status = ML_OK;
+    if (call->plan->pipeline && call->session->everyone == NULL) { /* of all stages */
+        status = ml_protect(beside_of_stages, call);
+    } else {
+        call->beside = bytes_beside(call);
+        if (call->plan->peak_bytes + call->beside <= call->limit) call->beside = 0;
+    }
+    ml_free(call->marked);
+    return status;
 }
 
 /* Beside other programs. What does not fit is planned again in what they leave. */
@@ -166,16 +218,19 @@ static ml_status plan_beside(ml_session *session, const ml_roots *roots, const m
                              ml_plan **plan) {
     ml_status status = plan_under(session, roots, target, layout, pipelined, 0, plan);
     if (status != ML_OK || target->memory_bytes == 0) return status;
-    const int64_t beside = bytes_beside(session, *plan, others);
-    if (beside == 0 || (*plan)->peak_bytes + beside <= target->memory_bytes) return ML_OK;
+    beside_call call = {session, *plan, others, .limit = target->memory_bytes};
+    status = find_beside(&call);
+    if (status == ML_OK && call.beside == 0) return ML_OK;
     ml_plan_free(*plan);
-    return plan_under(session, roots, target, layout, pipelined, beside, plan);
+    *plan = NULL;
+    if (status != ML_OK) return status;
+    return plan_under(session, roots, target, layout, pipelined, call.beside, plan);
 }
 
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan) {
     enum { MOST = 64 };
-    const ml_plan *plans[MOST];
+    ml_plan *plans[MOST];
     ml_plans others = {plans, 0};
     for (const ml_program *p = session->programs; p != NULL && others.count < MOST; p = p->next)
         if (p->plan != NULL) plans[others.count++] = p->plan;

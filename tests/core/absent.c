@@ -119,6 +119,10 @@ void pipeline_plan_end(ml_plan *plan, int coordinate) {
     (void)plan, (void)coordinate;
     absent("pipelines");
 }
+void pipeline_memory(ml_plan *plan, int coordinate) {
+    (void)plan, (void)coordinate;
+    absent("pipelines");
+}
 void pipeline_offload(ml_plan *plan, int coordinate, int64_t limit, bool exposed,
                       pipeline_task_offload offload_task) {
     (void)plan, (void)coordinate, (void)limit, (void)exposed, (void)offload_task;

@@ -55,10 +55,10 @@ static void print_log(const ml_vm *vm, const char *program, const ml_compile_log
 static ml_plans push_plans(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
     ml_plans plans = {.count = (int)lua_rawlen(L, -1)};
-    const ml_plan **at = lua_newuserdatauv(L, ((size_t)plans.count + 1) * sizeof *at, 0);
+    ml_plan **at = lua_newuserdatauv(L, ((size_t)plans.count + 1) * sizeof *at, 0);
     for (int i = 0; i < plans.count; i++) {
         lua_rawgeti(L, -2, i + 1);
-        at[i] = vm_program_plan(vm_to_program(L, -1));
+        at[i] = vm_to_program(L, -1)->plan;
         lua_pop(L, 1);
     }
     lua_remove(L, -2);
