@@ -3,7 +3,7 @@
 -- gradient is from the one in the file `gradients`: a line "gradient NAME DISTANCE NORM" with Frobenius norms. Without such a file it is
 -- written.
 local m, core = require "mlua", require "mlua.core"
-local train, new_state, options = m.train, core.state, core.options
+local train, state_like, options = m.train, core.state_like, core.options
 local turn = math.max(options().run, 1)
 
 local function read_run()
@@ -25,10 +25,9 @@ function core.options()
 end
 
 local sums = {} -- of gradients over microbatches: by the parameter's name
-function core.state(options)
-  local state = new_state(options)
-  local of = options.kind == "gradient" and options.name:match "^gradient%.(.*)"
-  if of then sums[of] = state end
+function core.state_like(parameter, name, kind)
+  local state = state_like(parameter, name, kind)
+  if kind == "gradient" then sums[parameter:name()] = state end
   return state
 end
 
