@@ -109,6 +109,10 @@ static const knob KNOBS[] = {
      "one half of the batch computes while the other exchanges: 0 never, 1 wherever it can; "
      "default: on GPUs, where that hides much",
      NUMBER, AT(halves)},
+    {"MLUA_GRAPHS", "0|1",
+     "a GPU runs a program as one CUDA graph: 0 never, but step by step on its streams; 1 wherever "
+     "it can; default: but for long programs that copy beside computation",
+     NUMBER, AT(graphs)},
     {"MLUA_PEER", "0..8",
      "N > 0: GPUs of one host copy directly between their memories, without NCCL, in messages of "
      "pipeline stages and in collectives beside computation, in these N copies of a rank at a time "
@@ -157,6 +161,7 @@ static ml_knobs_values values = {.tune = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
                                  .halves = -1,
+                                 .graphs = -1,
                                  .peer = 1,
                                  .recompute = -1,
                                  .host_link = -1,

@@ -27,7 +27,7 @@ typedef struct {
     int recompute;
     int chunk; /* MiB */
     bool param_cache, batch, fold;
-    int overlap, halves;
+    int overlap, halves, graphs;
     int host_link; /* GB/s */
     int peer, hosts, timeout; /* timeout: s; 0: the default */
     const char *bind, *secret;

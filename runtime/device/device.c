@@ -20,6 +20,7 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
         .check = k->check != NULL,
         .tune = k->tune,
         .peer = k->peer,
+        .graphs = k->graphs,
         .hosts = k->hosts,
         .blas = k->blas,
         .runs = k->runs,

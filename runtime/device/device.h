@@ -21,6 +21,7 @@ typedef struct {
     bool check;  /* compare what every step writes with the reference interpreter */
     bool tune;   /* time what libraries propose, and attention by cuDNN and by own kernels */
     int peer;    /* GPUs of a host copy from one another's memory; 0: NCCL does */
+    int graphs;  /* 0: a GPU runs on streams; 1: programs as one CUDA graph each; -1: by the plan */
     int hosts;   /* the ranks of this host take themselves for those of so many */
     int blas;    /* products on the CPU: ML_BLAS_FASTER, 1: by a BLAS, 0: by own kernels */
     int runs;    /* of the script, in this process */

@@ -1,10 +1,10 @@
 /* Regions of a graph that repeat: a model's layers, which come one after another in each part of a
  * program (its parameters, the forward pass, the backward pass in reverse order, the gradient norm,
  * the updates). A region is periods of equally many nodes. Node i of a period and node i of the
- * next have equal ops, types and arguments (states: equal kinds), and each operand is either the
- * same node for both or lies one period of a region further: of this one, or of another, up or
- * down. So regions that are linked by operands step through the same layers, in one direction or
- * the other. */
+ * next have equal ops, types and arguments (states: equal kinds), by a hash of 64 bits, and each
+ * operand is either the same node for both or lies one period of a region further: of this one, or
+ * of another, up or down. So regions that are linked by operands step through the same layers, in
+ * one direction or the other. */
 #ifndef ML_REPEATS_H
 #define ML_REPEATS_H
 

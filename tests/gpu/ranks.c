@@ -98,6 +98,22 @@ static void gpu_ranks_copies(process_room *room) {
         EXPECT(!(!said || strstr(said, "peer: 0 of")), "no copies of %s", arguments);
     }
 }
+/* Steps on their streams or as one CUDA graph: the same, with copies between the GPUs in each. */
+static void gpu_ranks_graphs(process_room *room) {
+    static const char *const layouts[] = {"--mesh dp=2 layout=fsdp", "--mesh tp=2", "--mesh cp=2"};
+    gpu_need(2);
+    learned one = train(room, 1, "MLUA_VERIFY=1", "");
+    for (int i = 0; i < 6; i++) {
+        const char *knobs = i % 2 ? "MLUA_GRAPHS=1 MLUA_DEBUG=1" : "MLUA_GRAPHS=0 MLUA_DEBUG=1";
+        const char *output = compare_under(room, knobs, &one, 2, layouts[i / 2]);
+        CHECK(strstr(output, "go by copies") != NULL);
+        CHECK_EQ_INT(strstr(output, "is the launch of one graph") != NULL, i % 2);
+    }
+}
+TEST(gpu_ranks, graphs_or_streams) {
+    process_in_room(gpu_ranks_graphs);
+}
+
 /* One of those that copy dies, along one mesh axis or two: the others do not wait for it for ever.
  */
 static void gpu_ranks_copies_fault(process_room *room) {

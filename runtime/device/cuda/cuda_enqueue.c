@@ -170,6 +170,8 @@ void cuda_note_run(const ml_executable *e) {
 static bool runs_on_streams(const ml_executable *e) {
     const double start = 20e-6; /* seconds of the host for a step, at most */
     bool copies = false;
+    const int asked = e->device->base.options.graphs;
+    if (asked >= 0) return !asked;
     for (uint32_t i = 0; i < e->step_count; i++)
         copies |= e->steps[i].ce != NULL || e->steps[i].step->kind == ML_STEP_HOST_COPY;
     return copies && e->plan->flops / ml_machine_planned.product_flops > start * e->step_count;
