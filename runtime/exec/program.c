@@ -8,6 +8,7 @@
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/plan/arena_offsets.h"
+#include "runtime/plan/beside.h"
 
 /* ---- making ---- */
 /* Inputs of the program, and not what stages receive or keep. */
@@ -101,47 +102,6 @@ const ml_plan *program_part(const ml_program *program, int i) {
     return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->rebuild : NULL;
 }
 
-static int64_t arena_needed(const ml_program *program) {
-    const ml_plan *plan = program->plan, *rebuild = plan->rebuild;
-    bool larger = rebuild != NULL && rebuild->arena_bytes > plan->arena_bytes;
-    return larger ? rebuild->arena_bytes : plan->arena_bytes;
-}
-
-/* What pipelines keep between their tasks: each its own, but for a retry and its owner, and for
- * programs of mixed microbatches. */
-static int64_t other_buffers(const ml_program *program) {
-    int64_t bytes = 0;
-    for (const ml_program *p = program->session->programs; p != NULL; p = p->next)
-        if (p != program && p != program->owner &&
-            !(program->plan->roots.mixed && p->plan->roots.mixed))
-            bytes += p->buffer_bytes;
-    return bytes;
-}
-
-/* Bytes that other programs brought and this one does not use: of states, of the arena, and of
- * buffers between tasks. */
-static int64_t foreign_bytes(const ml_program *program) {
-    const ml_session *session = program->session;
-    int64_t bytes = session->state_bytes + other_buffers(program);
-    int64_t spare = session->arena_bytes - arena_needed(program);
-    if (spare > 0) bytes += spare;
-    bool *seen = ml_alloc((size_t)session->state_count + 1);
-    if (seen == NULL) return bytes;
-    const ml_plan *part;
-    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
-        const ml_schedule *s = part->schedule;
-        for (uint32_t i = 0; i < s->storages.count; i++) {
-            const ml_storage *storage = &s->storages.at[i];
-            if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
-            seen[storage->id] = true;
-            if (session->states[storage->id].memory != NULL)
-                bytes -= session->states[storage->id].bytes;
-        }
-    }
-    ml_free(seen);
-    return bytes;
-}
-
 typedef struct {
     const ml_program *program;
     int64_t extra;
@@ -216,12 +176,13 @@ ml_status program_reserve(ml_program *program) {
     if (status == ML_OK) status = session_grow(session);
     if (status != ML_OK) return status;
     if (program->plan->pipeline != NULL) session_release(session);
-    require_call call = {program, foreign_bytes(program)};
+    require_call call = {.program = program};
+    ML_TRY(session_beside(session, program->plan, &call.extra));
     ML_TRY(ml_protect(require_body, &call));
     program_hold_cache(program);
     status = states_allocate(program);
     if (status == ML_OK) status = host_allocate(program);
-    return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
+    return status == ML_OK ? session_reserve(session, ml_plan_arena(program->plan)) : status;
 }
 
 /* The plan's kernels, and those that rebuild its parameter cache. */
@@ -363,9 +324,9 @@ static ml_status keep_less(ml_program *program, const ml_roots *roots, const ml_
     ml_session *session = program->session;
     int64_t limit = session->device->target.memory_bytes;
     if (program->plan->rebuild == NULL || limit <= 0) return ML_OK;
-    ml_status status = session_grow(session);
-    if (status != ML_OK || program->plan->peak_bytes + foreign_bytes(program) <= limit)
-        return status;
+    int64_t beside = 0;
+    ml_status status = session_beside(session, program->plan, &beside);
+    if (status != ML_OK || program->plan->peak_bytes + beside <= limit) return status;
     ml_roots seldom = *roots;
     seldom.often = false;
     ml_plan_free(program->plan);
@@ -474,7 +435,7 @@ static ml_status executable_bind(ml_program *program, const ml_plan *plan,
 
 static ml_status program_bind(ml_program *program) {
     if (program->bound) return ML_OK;
-    ml_status status = session_reserve(program->session, arena_needed(program));
+    ml_status status = session_reserve(program->session, ml_plan_arena(program->plan));
     if (status != ML_OK) return status;
     if (program->plan->pipeline != NULL) {
         staged_programs.unbind(program);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/beside.h"
 
 typedef struct {
     ml_graph *graph;
@@ -127,49 +128,36 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
     return status;
 }
 
-/* Marks the states of a plan; the bytes of those that were not marked yet. */
-static int64_t mark_states(const ml_plan *plan, bool *marked) {
-    int64_t bytes = 0;
-    for (int p = 0; p <= plan->part_count; p++) {
-        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->rebuild;
-        const ml_schedule *s = part ? part->schedule : NULL;
-        for (uint32_t i = 0; s && i < s->storages.count; i++) {
-            const ml_storage *storage = &s->storages.at[i];
-            if (storage->kind != ML_STORAGE_STATE || marked[storage->id]) continue;
-            marked[storage->id] = true;
-            bytes += storage->bytes;
-        }
-    }
-    return bytes;
-}
-
 typedef struct {
     const ml_session *session;
     ml_plan *plan;
-    const ml_plans *others;
-    int64_t limit, beside; /* bytes: of the device; that others take of it */
-    bool *marked;          /* by state */
-    size_t states;
+    const ml_plans *others; /* of a check; NULL: those of the session */
+    ml_arena *scratch;
+    ml_beside beside;
+    int64_t most; /* bytes of both: of the stage that needs the most */
 } beside_call;
 
-/* Bytes that other programs hold while the plan runs: states that it does not use, what pipelines
- * save between their tasks, libraries' workspace, and what they need of the arena, which all share,
- * beyond its own. */
-static int64_t bytes_beside(const beside_call *call) {
-    const ml_plan *plan = call->plan;
-    const ml_plans *others = call->others;
-    bool *marked = call->marked;
-    int64_t bytes = 0, library = plan->library_bytes, arena = plan->arena_bytes;
-    memset(marked, 0, call->states);
-    (void)mark_states(plan, marked);
-    for (int i = 0; i < others->count; i++) {
-        const ml_plan *other = others->at[i];
-        bytes += mark_states(other, marked);
-        if (!other->roots.mixed || !plan->roots.mixed) bytes += other->buffer_bytes;
-        if (other->library_bytes > library) library = other->library_bytes;
-        if (other->arena_bytes > arena) arena = other->arena_bytes;
-    }
-    return bytes + library - plan->library_bytes + arena - plan->arena_bytes;
+/* With the states and the arena that there are already, whichever program they were for. */
+static void beside_session(void *context) {
+    beside_call *call = context;
+    const ml_session *session = call->session;
+    int count = 0;
+    for (const ml_program *p = session->programs; p != NULL; p = p->next) count++;
+    ml_rank_program *at = ML_NEW_ARRAY(call->scratch, ml_rank_program, (size_t)count + 1);
+    ml_rank_programs programs = {.at = at, .arena_bytes = session->arena_bytes};
+    for (const ml_program *p = session->programs; p != NULL; p = p->next)
+        if (p->plan != NULL && p->owner == NULL)
+            at[programs.count++] = (ml_rank_program){p->plan, p->retry ? p->retry->plan : NULL};
+    ml_held_state *states =
+        ML_NEW_ARRAY(call->scratch, ml_held_state, (size_t)session->state_count + 1);
+    programs.states = states;
+    for (uint32_t id = 0; id < session->state_count; id++)
+        if (session->states[id].memory != NULL && !session_elsewhere(session, id))
+            states[programs.state_count++] =
+                (ml_held_state){id, ml_plan_memory_kind(ml_graph_state(session->graph, id)->kind),
+                                session->states[id].bytes};
+    call->beside = ml_plan_beside(call->plan, &programs);
+    call->most = call->beside.bytes + call->plan->peak_bytes;
 }
 
 static void account_stage(const beside_call *call, int coordinate) {
@@ -178,37 +166,40 @@ static void account_stage(const beside_call *call, int coordinate) {
         if (call->others->at[i]->pipeline) pipeline_memory(call->others->at[i], coordinate);
 }
 
-/* What others take of any stage, where one is too large with it: the stage that needs the most is
- * not the one where the plan alone does. */
-static void beside_of_stages(void *context) {
+/* In a check. Of pipeline stages, what others take of any; the one that needs the most is not the
+ * one where the plan alone does. */
+static void beside_others(void *context) {
     beside_call *call = context;
-    int64_t most = 0, beside = 0;
-    for (int r = 0; r < call->plan->pipeline->ranks; r++) {
-        account_stage(call, r);
-        const int64_t here = bytes_beside(call);
-        if (here > beside) beside = here;
-        if (here + call->plan->peak_bytes > most) most = here + call->plan->peak_bytes;
+    ml_beside most = {0};
+    const int count = call->others->count;
+    ml_rank_program *at = ML_NEW_ARRAY(call->scratch, ml_rank_program, (size_t)count + 1);
+    for (int i = 0; i < count; i++)
+        at[i] = (ml_rank_program){call->others->at[i], call->others->at[i]->retry};
+    const ml_rank_programs programs = {.at = at, .count = count};
+    const int ranks = call->plan->pipeline != NULL ? call->plan->pipeline->ranks : 1;
+    for (int r = 0; r < ranks; r++) {
+        if (call->plan->pipeline != NULL) account_stage(call, r);
+        call->beside = ml_plan_beside(call->plan, &programs);
+        const int64_t here = call->beside.bytes + call->plan->peak_bytes;
+        if (call->beside.bytes > most.bytes) most = call->beside;
+        if (here > call->most) call->most = here;
     }
-    account_stage(call, -1);
-    call->beside = most > call->limit ? beside : 0;
+    if (call->plan->pipeline != NULL) account_stage(call, -1);
+    call->beside = most;
 }
 
-/* The bytes that others take; 0 where there is room for them. */
 static ml_status find_beside(beside_call *call) {
-    int64_t sum = call->plan->peak_bytes;
-    for (int i = 0; i < call->others->count; i++) sum += call->others->at[i]->peak_bytes;
-    if (sum <= call->limit) return ML_OK;
-    call->states = (size_t)ml_graph_state_count(call->session->graph) + 1;
-    call->marked = ml_alloc(call->states);
-    if (call->marked == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while planning");
-    ml_status status = ML_OK;
-    if (call->plan->pipeline && call->session->everyone == NULL) { /* of all stages */
-        status = ml_protect(beside_of_stages, call);
-    } else {
-        call->beside = bytes_beside(call);
-        if (call->plan->peak_bytes + call->beside <= call->limit) call->beside = 0;
-    }
-    ml_free(call->marked);
+    call->scratch = ml_arena_new();
+    if (call->scratch == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while planning");
+    ml_status status = ml_protect(call->others != NULL ? beside_others : beside_session, call);
+    ml_arena_free(call->scratch);
+    return status;
+}
+
+ml_status session_beside(const ml_session *session, ml_plan *plan, int64_t *bytes) {
+    beside_call call = {session, plan, NULL};
+    ml_status status = find_beside(&call);
+    *bytes = call.beside.bytes;
     return status;
 }
 
@@ -218,23 +209,19 @@ static ml_status plan_beside(ml_session *session, const ml_roots *roots, const m
                              ml_plan **plan) {
     ml_status status = plan_under(session, roots, target, layout, pipelined, 0, plan);
     if (status != ML_OK || target->memory_bytes == 0) return status;
-    beside_call call = {session, *plan, others, .limit = target->memory_bytes};
+    beside_call call = {session, *plan, others};
     status = find_beside(&call);
-    if (status == ML_OK && call.beside == 0) return ML_OK;
+    if (status == ML_OK && (call.most <= target->memory_bytes || call.beside.bytes == 0))
+        return ML_OK;
     ml_plan_free(*plan);
     *plan = NULL;
     if (status != ML_OK) return status;
-    return plan_under(session, roots, target, layout, pipelined, call.beside, plan);
+    return plan_under(session, roots, target, layout, pipelined, call.beside.bytes, plan);
 }
 
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan) {
-    enum { MOST = 64 };
-    ml_plan *plans[MOST];
-    ml_plans others = {plans, 0};
-    for (const ml_program *p = session->programs; p != NULL && others.count < MOST; p = p->next)
-        if (p->plan != NULL) plans[others.count++] = p->plan;
-    return plan_beside(session, roots, &session->device->target, layout, pipelined, &others, plan);
+    return plan_beside(session, roots, &session->device->target, layout, pipelined, NULL, plan);
 }
 
 /* The memory that a run would set aside for doing steps again (overflow_retry.c). */

@@ -116,6 +116,8 @@ void program_hold_cache(ml_program *program);
 void program_release_cache(ml_program *program);
 /* The address of a state, a temporary or a coordinate. */
 void *program_address(const ml_program *program, const ml_storage *storage);
+/* What other programs of the session hold beside one with this plan, in bytes. */
+ml_status session_beside(const ml_session *session, ml_plan *plan, int64_t *bytes);
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan);
@@ -206,6 +208,8 @@ ml_status session_collect(const ml_session *session, int i, ml_collective kind, 
  * several keep a copy): both where there are no stages. Before any program is cut, all ranks do. */
 bool session_holds(const ml_session *session, uint32_t state);
 bool session_home(const ml_session *session, uint32_t state);
+/* Whether another stage's rank keeps the state since the last program was cut. */
+bool session_elsewhere(const ml_session *session, uint32_t state);
 /* Release what ranks kept before the last program was cut, and that now lives elsewhere. */
 void session_release(ml_session *session);
 /* Assign a pipeline stage, whose rank will hold it, to a state that no program has used yet. */

@@ -33,12 +33,15 @@ bool session_home(const ml_session *session, uint32_t state) {
     return home != NULL && home->stage % ranks == coordinate(session);
 }
 
+bool session_elsewhere(const ml_session *session, uint32_t state) {
+    return holders(session, state) != NULL && !session_holds(session, state);
+}
+
 void session_release(ml_session *session) {
     ml_device *device = session->device;
     for (uint32_t id = 0; id < session->state_count; id++) {
         session_state *state = &session->states[id];
-        if (state->memory == NULL || holders(session, id) == NULL || session_holds(session, id))
-            continue;
+        if (state->memory == NULL || !session_elsewhere(session, id)) continue;
         device->ops->release(device, state->memory);
         session->state_bytes -= state->bytes;
         *state = (session_state){0};

@@ -45,7 +45,7 @@ typedef struct {
     int slots;
     int *slot_of;       /* by microbatch */
     int64_t host_bytes; /* of one slot's host memory: what its tasks offload */
-    uint32_t *states; /* in a check: those that it reads or assigns, some twice */
+    uint32_t *states;   /* in a check: those that it reads or assigns, some twice; NULL: in a run */
     int state_count;
 } pipeline_stage;
 
@@ -72,9 +72,10 @@ struct ml_pipeline_plan {
     ml_pipeline_problem problem;
     ml_pipeline_schedule schedule;
     const struct pipeline_count *counts; /* by microbatches; NULL: their number does not vary */
-    int64_t until;              /* pipeline_overflow_time */
-    struct state_reads *begins; /* by state: saved_states.c; NULL until it is needed */
-    int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
+    int64_t until;                       /* pipeline_overflow_time */
+    struct state_reads *begins;          /* by state: saved_states.c; NULL until it is needed */
+    int64_t *state_bytes; /* in a check, by state: of a rank's part, 0 until it is asked for */
+    int coordinate;       /* whose plan it is; in a check, the one that needs the most memory */
 };
 
 /* The stage whose plan has the sizes of stage v. */

@@ -14,13 +14,11 @@ typedef struct {
 } account;
 
 static void account_states(const ml_plan *part, bool *seen, account *a) {
-    const ml_schedule *s = part->schedule;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
-        seen[storage->id] = true;
-        a->states[ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind)] +=
-            memory_padded(storage->bytes);
+    for (uint32_t i = 0; i < part->states.count; i++) {
+        const ml_held_state *state = &part->states.at[i];
+        if (seen[state->id]) continue;
+        seen[state->id] = true;
+        a->states[state->kind] += state->bytes;
     }
 }
 
@@ -121,6 +119,48 @@ static double flops_even(const pipeline_plan *pipeline, double own, int coordina
     return mine > 0 ? own * pipeline->flops / mine / pipeline->ranks : 0;
 }
 
+static void list_state(accounting *x, ml_held_state state) {
+    if (x->seen[state.id]) return;
+    x->seen[state.id] = true;
+    *ML_PUSH(x->plan->arena, &x->plan->states) = state;
+}
+
+/* In a check: a stage whose plan is another's has states of its own. */
+static void list_own(accounting *x, const pipeline_stage *stage) {
+    const ml_plan *plan = x->plan;
+    pipeline_plan *pipeline = plan->pipeline;
+    if (pipeline->state_bytes == NULL)
+        pipeline->state_bytes =
+            ML_NEW_ARRAY(plan->arena, int64_t, (size_t)ml_graph_state_count(plan->graph) + 1);
+    for (int i = 0; i < stage->state_count; i++) {
+        const uint32_t id = stage->states[i];
+        int64_t *bytes = &pipeline->state_bytes[id];
+        if (x->seen[id]) continue;
+        if (*bytes == 0) {
+            const ml_type local = plan_state(plan, id);
+            *bytes = memory_padded(ml_type_bytes(&local));
+        }
+        list_state(x, (ml_held_state){
+                          id, ml_plan_memory_kind(ml_graph_state(plan->graph, id)->kind), *bytes});
+    }
+}
+
+static void list_states(accounting *x) {
+    const pipeline_plan *pipeline = x->plan->pipeline;
+    memset(x->seen, 0, (size_t)ml_graph_state_count(x->plan->graph) + 1);
+    x->plan->states.count = 0;
+    for (int v = pipeline->coordinate; v < pipeline->count; v += pipeline->ranks) {
+        const pipeline_stage *stage = pipeline_representative(pipeline, v);
+        if (pipeline->stages[v].states != NULL) {
+            list_own(x, &pipeline->stages[v]);
+            continue;
+        }
+        for (int p = 0; p < stage->plan_count; p++)
+            for (uint32_t i = 0; i < stage->plans[p]->states.count; i++)
+                list_state(x, stage->plans[p]->states.at[i]);
+    }
+}
+
 static void account_body(void *context) {
     accounting *x = context;
     pipeline_plan *pipeline = x->plan->pipeline;
@@ -134,6 +174,7 @@ static void account_body(void *context) {
         x->best = a;
         pipeline->coordinate = r;
     }
+    list_states(x);
 }
 
 void pipeline_memory(ml_plan *plan, int coordinate) {
@@ -151,6 +192,7 @@ void pipeline_memory(ml_plan *plan, int coordinate) {
     plan->arena_bytes = x.best.arena;
     plan->library_bytes = x.best.library;
     plan->buffer_bytes = x.best.buffers + x.best.once_per_step;
+    plan->input_bytes = x.best.saved;
     plan->peak_bytes = plan->reach_bytes = x.best.peak;
     plan->host_bytes = x.best.host;
     plan->offloaded_bytes = x.best.offloaded * pipeline->microbatches;

@@ -192,10 +192,7 @@ ml_memory_kind ml_plan_memory_kind(ml_state_kind kind) {
     return ML_MEMORY_WORKSPACE;
 }
 
-static ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage,
-                                  const bool *gradient) {
-    if (storage->kind == ML_STORAGE_STATE)
-        return ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
+static ml_memory_kind memory_kind(const ml_storage *storage, const bool *gradient) {
     if (storage->kind == ML_STORAGE_INPUT || storage->node == 0) return ML_MEMORY_WORKSPACE;
     return gradient[storage->node] ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
 }
@@ -217,20 +214,26 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     return peak;
 }
 
+/* The bytes of the state; 0 where it has been counted. */
+static int64_t account_state(ml_plan *plan, const ml_schedule *s, const ml_storage *storage,
+                             bool *seen) {
+    const int64_t bytes = memory_padded(storage->bytes);
+    const ml_memory_kind kind = ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
+    if (seen[storage->id]) return 0;
+    seen[storage->id] = true;
+    *ML_PUSH(plan->arena, &plan->states) = (ml_held_state){storage->id, kind, bytes};
+    plan->state_bytes[kind] += bytes;
+    plan->kind_bytes[kind] += bytes;
+    return bytes;
+}
+
 /* States that only the rebuild of the parameter cache reads. */
 static int64_t account_rebuild(ml_plan *plan, bool *seen) {
     const ml_schedule *s = plan->rebuild != NULL ? plan->rebuild->schedule : NULL;
     int64_t sum = 0;
-    for (uint32_t i = 0; s != NULL && i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
-        int64_t bytes = memory_padded(storage->bytes);
-        ml_memory_kind kind = ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
-        seen[storage->id] = true;
-        plan->state_bytes[kind] += bytes;
-        plan->kind_bytes[kind] += bytes;
-        sum += bytes;
-    }
+    for (uint32_t i = 0; s != NULL && i < s->storages.count; i++)
+        if (s->storages.at[i].kind == ML_STORAGE_STATE)
+            sum += account_state(plan, s, &s->storages.at[i], seen);
     return sum;
 }
 
@@ -240,8 +243,10 @@ void memory_account(ml_plan *plan) {
     plan->peak_step = peak_find(s, plan->arena);
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
     const bool *gradient = gradients_find(s->graph, plan->arena);
-    int64_t temporaries = 0, others = 0;
+    int64_t temporaries = 0, states = 0;
     for (int i = 0; i < ML_MEMORY_KINDS; i++) plan->kind_bytes[i] = plan->state_bytes[i] = 0;
+    plan->states.count = 0;
+    plan->input_bytes = 0;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
         int64_t bytes = memory_padded(storage->bytes);
@@ -253,18 +258,17 @@ void memory_account(ml_plan *plan) {
             continue; /* of the microbatch buffer */
         if (storage->kind == ML_STORAGE_SAVED || storage->kind == ML_STORAGE_HOST) continue;
         if (storage->kind == ML_STORAGE_STATE) {
-            if (seen[storage->id]) continue;
-            seen[storage->id] = true;
-            plan->state_bytes[memory_kind(s, storage, gradient)] += bytes;
+            states += account_state(plan, s, storage, seen);
+            continue;
         }
-        plan->kind_bytes[memory_kind(s, storage, gradient)] += bytes;
+        plan->kind_bytes[memory_kind(storage, gradient)] += bytes;
         if (temporary)
             temporaries += bytes;
         else
-            others += bytes;
+            plan->input_bytes += bytes;
     }
-    others += account_rebuild(plan, seen);
+    states += account_rebuild(plan, seen);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += plan->library_bytes + plan->arena_bytes - temporaries;
-    plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
+    plan->peak_bytes = states + plan->input_bytes + plan->arena_bytes + plan->library_bytes;
     plan->reach_bytes = plan->peak_bytes;
 }

@@ -23,6 +23,14 @@ typedef enum {
 extern const char *const ml_memory_names[ML_MEMORY_KINDS];
 ml_memory_kind ml_plan_memory_kind(ml_state_kind kind); /* what a state counts as */
 
+/* A state's part on the rank. */
+typedef struct {
+    uint32_t id;
+    ml_memory_kind kind;
+    int64_t bytes;
+} ml_held_state;
+typedef ML_VEC(ml_held_state) ml_held_states;
+
 typedef struct ml_plan ml_plan;
 struct ml_plan {
     ml_arena *arena;               /* owns everything below */
@@ -31,7 +39,7 @@ struct ml_plan {
     bool borrows;                  /* the graph is another's, not to be freed */
     struct compile_shared *shared; /* what attempts at the same plan share (compile.c) */
     const ml_target *target;
-    int64_t limit; /* bytes that the plan may take; 0: none is known */
+    int64_t limit;                     /* bytes that the plan may take; 0: none is known */
     const ml_compile_options *options; /* while it is compiled */
     ml_roots roots;
     const ml_layout *layout;           /* NULL: one rank */
@@ -54,6 +62,8 @@ struct ml_plan {
     int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
     int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
     int64_t buffer_bytes;   /* of pipeline stages: values saved for open microbatches */
+    int64_t input_bytes;    /* inputs; of pipeline stages, copies of states for a repeated step */
+    ml_held_states states;  /* that the rank has for it and its rebuild, each once */
     /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
      * bytes that are copied each way, what that adds to computation by the planner's machine, and
      * the peak that as many copies as computation hides would reach. */
@@ -61,7 +71,7 @@ struct ml_plan {
     double copy_seconds;
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
-    int64_t peak_bytes;                   /* states + arena + inputs + library + blocks */
+    int64_t peak_bytes;                   /* states + arena + library + buffers + inputs */
     uint32_t peak_step;
     double flops;  /* of one run */
     uint64_t hash; /* of graph and schedule: equal on every rank */

@@ -123,17 +123,19 @@ PROCESS_TEST(memory_budget_is_monotone) {
     check_monotone(room, ml_arena_format(room->arena, "%s --mesh dp=2", parameters), 14);
 }
 
-/* The least that an error names is enough: what programs hold beside one another counts, such as
- * the saved values of a pipeline while the parameters are set. */
+/* The least that an error names is enough, and nothing below it: what programs hold beside one
+ * another counts, such as the saved values of a pipeline while the parameters are set, of which a
+ * program that is planned before knows but an estimate. */
 PROCESS_TEST(memory_budget_of_updates) {
     static const char *const layouts[] = {"--mesh dp=2", "--mesh pp=2,dp=2"};
+    static const double apart[] = {0.0005, 0.04};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const char *check = ml_arena_format(room->arena, "check %s %s --device cpu --json --memory",
                                             parameters, layouts[i]);
         process_result r = process_run(room, 1, "MLUA_HOST_LINK=50", "%s 1MiB", check);
         const double least = process_number(r.output, "\"peak_bytes\":") / (1 << 20);
-        process_run(room, 0, "MLUA_HOST_LINK=50", "%s %.2fMiB", check, 1.04 * least);
-        process_run(room, 1, "MLUA_HOST_LINK=50", "%s %.2fMiB", check, 0.98 * least);
+        process_run(room, 0, "MLUA_HOST_LINK=50", "%s %.4fMiB", check, (1 + apart[i]) * least);
+        process_run(room, 1, "MLUA_HOST_LINK=50", "%s %.4fMiB", check, 0.9995 * least);
     }
 }
 

@@ -88,14 +88,22 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
 }
 
 /* The microbatches of a pipeline are of several programs, and their number varies by steps; with
- * two stages a rank in turns it is even. */
+ * two stages a rank in turns it is even. The programs share their stages' buffers: a run takes what
+ * a check plans, and its channels. */
 PROCESS_TEST(dynamic_context_in_stages) {
+#define STAGES "layers=4 accum=4 --mesh pp=2,cp=2 --layout cp=dynamic,schedule=interleaved"
+    enum { CHANNELS = 1 << 16 };
     write_documents(room, 5);
     process_result one = process_run(room, 0, "", TRAIN "steps=3 layers=4");
-    process_result many = process_run(room, 0, "",
-                                      TRAIN "steps=3 layers=4 accum=4 -n 4 --mesh pp=2,cp=2 "
-                                            "--layout cp=dynamic,schedule=interleaved");
+    process_result many = process_run(room, 0, "", TRAIN "steps=3 -n 4 --out run " STAGES);
     compare("stages", many.output, one.output);
+    process_result line = process_shell(room, 0, "grep memory_gib run/metrics.jsonl | tail -n 1");
+    process_result check = process_run(
+        room, 0, "", "check --device cpu --json $ROOT/tests/lua/lib/drawn_documents.lua " STAGES);
+    double used = process_number(line.output, "\"memory_gib\":") * (1 << 30);
+    double plan = process_number(check.output, "\"peak_bytes\":");
+    EXPECT(used >= 0.99 * plan && used <= plan + CHANNELS, "%.0f bytes used of %.0f planned", used,
+           plan);
 }
 
 /* Ranks of experts have a row each of every microbatch, and what fills rows up counts in no load.

@@ -8,6 +8,7 @@
 #include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/beside.h"
 #include "vm/bindings/precision.h"
 #include "vm/check/dry.h"
 #include "vm/check/largest.h"
@@ -25,14 +26,14 @@ typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
-    int64_t whole_bytes;    /* of optimizer states that "flat" could not split */
-    double flops;           /* of one step */
-    double busiest;         /* ml_shard_balance */
-    const ml_plan *largest; /* the program that needs the most, with the others' states */
+    int64_t whole_bytes;                     /* of optimizer states that "flat" could not split */
+    double flops;                            /* of one step */
+    double busiest;                          /* ml_shard_balance */
+    const ml_plan *largest;                  /* the program with the most temporaries */
     int64_t host_bytes, offloaded_bytes;     /* of all programs: pinned; copied in a run of each */
     const struct ml_pipeline_plan *pipeline; /* of the program that runs most often, if it is cut */
-    int64_t peak_bytes, other_bytes;         /* of it; what only other programs use */
-    int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
+    int64_t peak_bytes, other_bytes; /* of all programs; of those, what others hold beside it */
+    int64_t memory[ML_MEMORY_KINDS]; /* of the peak */
     int kernels, gemms, attentions, copies, distinct;
     check_scans scans; /* of the step's programs */
     const char *kept;  /* of generation: text, or JSON; NULL: it is none */
@@ -143,27 +144,6 @@ static double find_busiest(const ml_plan *plan) {
     return busiest;
 }
 
-/* Mark the states that a program reads or writes on the rank that its plan describes. */
-static void mark_part(const ml_plan *plan, bool *used) {
-    for (uint32_t i = 0; i < plan->schedule->storages.count; i++) {
-        const ml_storage *storage = &plan->schedule->storages.at[i];
-        if (storage->kind == ML_STORAGE_STATE) used[storage->id] = true;
-    }
-    for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
-    if (plan->rebuild) mark_part(plan->rebuild, used);
-}
-
-static void mark_states(const ml_plan *plan, bool *used) {
-    const struct ml_pipeline_plan *pipeline = plan->pipeline;
-    if (!pipeline || !pipeline->stages[0].states) {
-        for (int i = 0; i < plan->part_count; i++) mark_part(plan->parts[i], used);
-        return;
-    }
-    for (int v = pipeline->coordinate; v < pipeline->count; v += pipeline->ranks)
-        for (int i = 0; i < pipeline->stages[v].state_count; i++)
-            used[pipeline->stages[v].states[i]] = true;
-}
-
 typedef struct {
     const ml_vm *vm;
     uint32_t id;
@@ -196,16 +176,34 @@ static void find_input(void *argument) {
                        &at);
 }
 
-/* By state, the bytes of a rank's part; on top of the stack. */
-static int64_t *push_state_bytes(lua_State *L) {
-    uint32_t states = ml_graph_state_count(vm_of(L)->graph);
-    int64_t *bytes = lua_newuserdatauv(L, ((size_t)states + 1) * sizeof *bytes, 0);
-    for (uint32_t id = 0; id < states; id++) {
-        local_call call = {.vm = vm_of(L), .id = id};
-        vm_protect(L, find_local, &call);
-        bytes[id] = ml_type_bytes(&call.type);
+typedef struct {
+    ml_rank_programs programs;
+    const ml_plan *largest; /* the program with the most temporaries, which runs at the peak */
+    ml_beside beside;       /* what the others hold meanwhile */
+    int64_t peak_bytes;     /* of both */
+} rank_memory;
+
+static void find_largest(void *argument) {
+    rank_memory *rank = argument;
+    for (int i = 0; i < rank->programs.count; i++) {
+        const ml_plan *plan = rank->programs.at[i].plan;
+        if (!rank->largest || plan->arena_bytes > rank->largest->arena_bytes) rank->largest = plan;
     }
-    return bytes;
+    rank->beside = ml_plan_beside(rank->largest, &rank->programs);
+    rank->peak_bytes = rank->largest->peak_bytes + rank->beside.bytes;
+}
+
+/* Of the programs of the report, whose list is on top of the stack. */
+static rank_memory push_memory(lua_State *L) {
+    rank_memory rank = {.programs.count = (int)vm_table_length(L, 1)};
+    ml_rank_program *at = lua_newuserdatauv(L, (size_t)rank.programs.count * sizeof *at, 0);
+    for (int i = 0; i < rank.programs.count; i++) {
+        const ml_plan *plan = vm_program_plan(program_at(L, i + 1));
+        at[i] = (ml_rank_program){plan, plan->retry};
+    }
+    rank.programs.at = at;
+    vm_protect(L, find_largest, &rank);
+    return rank;
 }
 
 typedef struct {
@@ -218,73 +216,28 @@ static void account_again(void *argument) {
     pipeline_memory(call->plan, call->coordinate);
 }
 
-/* Bytes of the states that are in `all` and that the program does not use. */
-static int64_t find_others(const ml_plan *plan, const bool *all, const int64_t *bytes, bool *own) {
-    uint32_t states = ml_graph_state_count(plan->graph);
-    int64_t sum = 0;
-    memset(own, 0, states + 1);
-    mark_states(plan, own);
-    for (uint32_t id = 0; id < states; id++) sum += all[id] && !own[id] ? bytes[id] : 0;
-    return sum;
-}
-
-/* What other programs need of the arena beyond the plan's own, and what their stages keep between
- * tasks, where these are not the plan's, too. */
-static int64_t find_temporaries(lua_State *L, const ml_plan *plan) {
-    int64_t arena = plan->arena_bytes, buffers = 0;
-    for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
-        const ml_plan *other = vm_program_plan(program_at(L, i));
-        if (other->arena_bytes > arena) arena = other->arena_bytes;
-        if (other != plan && !(other->roots.mixed && plan->roots.mixed))
-            buffers += other->buffer_bytes;
-    }
-    return arena - plan->arena_bytes + buffers;
-}
-
-/* The program that needs the most memory, and that of the others beside it (*others bytes). */
-static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all, bool *own,
-                                   int64_t *others) {
-    int64_t count = vm_table_length(L, 1), most = -1;
-    const ml_plan *largest = NULL;
-    memset(all, 0, ml_graph_state_count(vm_of(L)->graph) + 1);
-    for (int64_t i = 1; i <= count; i++) mark_states(vm_program_plan(program_at(L, i)), all);
-    for (int64_t i = 1; i <= count; i++) {
-        const ml_plan *plan = vm_program_plan(program_at(L, i));
-        int64_t beside = find_others(plan, all, bytes, own) + find_temporaries(L, plan);
-        if (plan->peak_bytes + beside <= most) continue;
-        most = plan->peak_bytes + beside;
-        *others = beside;
-        largest = plan;
-    }
-    return largest;
-}
-
 /* All programs of a pipeline describe the rank at one coordinate; what it needs. */
-static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, bool *all,
-                            bool *own) {
-    int64_t count = vm_table_length(L, 1), others = 0;
-    for (int64_t i = 1; i <= count; i++) {
+static int64_t account_rank(lua_State *L, int coordinate) {
+    for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
         account_call call = {program_at(L, i)->plan, coordinate};
         if (call.plan->pipeline) vm_protect(L, account_again, &call);
     }
-    return find_largest(L, bytes, all, own, &others)->peak_bytes + others;
+    const rank_memory rank = push_memory(L);
+    lua_pop(L, 1);
+    return rank.peak_bytes;
 }
 
 /* In a check, the rank of a pipeline that needs the most memory for all programs. */
 static void choose_rank(lua_State *L) {
     const ml_plan *first = program_at(L, 1)->plan;
     if (!first || !first->pipeline) return;
-    const int64_t *bytes = push_state_bytes(L);
-    size_t states = ml_graph_state_count(vm_of(L)->graph);
-    bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
     int64_t most = -1;
     int chosen = 0;
     for (int i = 0; i < first->pipeline->ranks; i++) {
-        int64_t needed = account_rank(L, i, bytes, all, own);
+        int64_t needed = account_rank(L, i);
         if (needed > most) most = needed, chosen = i;
     }
-    (void)account_rank(L, chosen, bytes, all, own);
-    lua_pop(L, 3);
+    (void)account_rank(L, chosen);
 }
 
 /* How long a step takes. A rebuild of the parameter cache comes before its microbatches, all of
@@ -337,36 +290,45 @@ static void read_programs(lua_State *L, report *r, double accum) {
     lua_pop(L, 1);
 }
 
+/* The states that any of the programs has. */
+static void mark_states(const rank_memory *rank, bool *used) {
+    for (int i = 0; i < rank->programs.count; i++) {
+        const ml_held_states *states = &rank->programs.at[i].plan->states;
+        for (uint32_t k = 0; k < states->count; k++) used[states->at[k].id] = true;
+    }
+}
+
 static void read_states(lua_State *L, report *r) {
     uint32_t states = ml_graph_state_count(r->graph);
-    bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
-    int64_t *bytes = push_state_bytes(L);
-    r->largest = find_largest(L, bytes, all, own, &r->other_bytes);
-    r->peak_bytes = r->largest->peak_bytes + r->other_bytes;
-    memcpy(r->memory, r->largest->kind_bytes, sizeof r->memory);
-    r->memory[ML_MEMORY_ACTIVATIONS] += find_temporaries(L, r->largest);
-    memset(own, 0, states + 1);
-    mark_states(r->largest, own);
+    bool *used = lua_newuserdatauv(L, states + 1, 0);
+    memset(used, 0, states + 1);
+    const rank_memory rank = push_memory(L);
+    mark_states(&rank, used);
+    r->largest = rank.largest;
+    r->other_bytes = rank.beside.bytes;
+    r->peak_bytes = rank.peak_bytes;
+    for (int i = 0; i < ML_MEMORY_KINDS; i++)
+        r->memory[i] = rank.largest->kind_bytes[i] + rank.beside.kind_bytes[i];
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
         local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
-        call.traffic = all[id] ? &r->traffic : NULL;
+        call.traffic = used[id] ? &r->traffic : NULL;
         vm_protect(L, find_local, &call);
-        if (state->kind == ML_STATE_PARAMETER && (all[id] || !r->typed)) {
+        if (state->kind == ML_STATE_PARAMETER && (used[id] || !r->typed)) {
             r->parameters += ml_type_elements(&state->type);
             r->parameter_count++;
         }
-        if (!all[id]) continue;
-        if (!own[id]) r->memory[ml_plan_memory_kind(state->kind)] += bytes[id];
-        r->state_bytes[state->kind] += bytes[id];
+        if (!used[id]) continue;
+        const int64_t bytes = ml_type_bytes(&call.type);
+        r->state_bytes[state->kind] += bytes;
         r->state_count[state->kind]++;
-        if (call.whole) r->whole_bytes += bytes[id];
+        if (call.whole) r->whole_bytes += bytes;
     }
     for (uint32_t id = 0; id < ml_graph_input_count(r->graph); id++) {
         local_call call = {.vm = vm_of(L), .id = id, .traffic = &r->traffic};
         vm_protect(L, find_input, &call);
     }
-    lua_pop(L, 3);
+    lua_pop(L, 2);
 }
 
 /* ---- Printing -------------------------------------------------------------------------------- */
