@@ -4,9 +4,15 @@
 -- windows of `most` tokens; cp1.bin, cp2.bin, cp4.bin ... windows of 1, 2, 4 times `each` for documents that need so many ranks,
 -- filled up with documents of up to `each`. Prints the share of tokens in documents of each class, and of those that fill windows up.
 local m = require "mlua"
+local core = require "mlua.core"
 local cfg = m.config { out = ".", least = 128, most = 4096, each = 2048, mean = 1024, sigma = 1.5, windows = 400, seed = 1 }
+if cfg.least < 1 or cfg.least > math.min(cfg.each, cfg.most) then -- documents of up to `each` tokens fill windows up
+  core.fail(("least=%g is not from 1 to each=%g and most=%g, so that no document could be drawn"):format(cfg.least, cfg.each, cfg.most), {
+    help = "a smaller least=, or a larger each= or most=",
+  })
+end
 
-local root = require("mlua.core").options().script:match "^(.*)tests/" or ""
+local root = core.options().script:match "^(.*)tests/" or ""
 local draw = dofile(root .. "tests/lua/lib/lognormal.lua")(cfg.mean, cfg.sigma, cfg.least, cfg.most)
 
 local function document(length)

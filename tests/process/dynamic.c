@@ -106,6 +106,13 @@ PROCESS_TEST(dynamic_context_in_stages) {
            plan);
 }
 
+/* The script that draws the documents of tests/dynamic.sh ends where it can draw none. */
+PROCESS_TEST(dynamic_lengths_that_nothing_has) {
+    process_result r = process_run(
+        room, 1, "", "run --device cpu $ROOT/tests/dynamic_lengths.lua least=4096 each=2048");
+    process_expect(&r, "least=4096 is not from 1 to each=2048 and most=4096");
+}
+
 /* Ranks of experts have a row each of every microbatch, and what fills rows up counts in no load.
  */
 PROCESS_TEST(dynamic_context_of_experts) {
