@@ -69,8 +69,8 @@ local function slots(p, optimizer, dtype, step)
   }), finish, names
 end
 
-local optimizers = {} -- those with slots, in the order of their first
-local slot_states = {} -- by optimizer, then by parameter: {label = "adamw", states = by slot}
+local slot_states = setmetatable({}, { __mode = "k" }) -- by optimizer, then by parameter: {label = "adamw", states = by slot}
+local counts = setmetatable({}, { __mode = "k" }) -- by parameter, then by name: optimizers that have made slots, also those collected since
 
 ---The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
 ---of a second AdamW over the same parameter are called "wq.adamw2.m".
@@ -80,17 +80,13 @@ local slot_states = {} -- by optimizer, then by parameter: {label = "adamw", sta
 ---@param dtype? string "f32" (the default) or "bf16"
 ---@return State
 function m.slot_state(p, optimizer, slot, dtype)
-  local known = slot_states[optimizer]
-  if not known then
-    known = {}
-    slot_states[optimizer], optimizers[#optimizers + 1] = known, optimizer
-  end
+  local known = slot_states[optimizer] or {}
+  slot_states[optimizer] = known
   local own = known[p]
   if not own then
-    local number = 1
-    for _, other in ipairs(optimizers) do
-      if other.name == optimizer.name and slot_states[other][p] then number = number + 1 end
-    end
+    counts[p] = counts[p] or {}
+    local number = (counts[p][optimizer.name] or 0) + 1
+    counts[p][optimizer.name] = number
     own = { label = optimizer.name .. (number > 1 and number or ""), states = {} }
     known[p] = own
   end

@@ -166,6 +166,21 @@ end
 check.all(run(m.adamw { lr = 0.1, state_dtype = "bf16" }), run(m.adamw { lr = 0.1 }), 2e-3, "adamw with slots in bf16")
 check.raises('state_dtype must be "f32" or "bf16", got "f64"', m.adamw, { state_dtype = "f64" })
 
+-- An optimizer that nothing else uses is collected; the numbers in the names of later ones' slots follow from the order in which all were made.
+do
+  local p, made = m.param { A.row, name = "looped" }, setmetatable({}, { __mode = "k" })
+  for i = 1, 4 do
+    local optimizer = m.adamw { lr = 0.1 }
+    made[optimizer] = true
+    m.compile(function(feeds) optimizer.update({ p }, { feeds.g }, { rate = 1, step = feeds.step }) end, { g = { A.row }, step = {} })
+    check.equal(m.optimizer_states(optimizer)[1]:name(), ("looped.adamw%s.m"):format(i > 1 and i or ""))
+    optimizer = nil
+    collectgarbage()
+  end
+  collectgarbage()
+  check.equal(next(made), nil, "optimizers of a loop are collected")
+end
+
 -- Schedules, at steps 1 .. 10 of 10.
 local function values(schedule)
   local list = {}
