@@ -14,6 +14,9 @@ local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
 local ALONE, TOGETHER = 16, 8 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
+-- Rows are up to a quarter longer than a microbatch of `accum`: sequences that do not fill rows then need no more of them, and two that a
+-- rank alone cannot compute may share one. Each row reads and writes all weights and sums of gradients.
+local ROOM = 1.25
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -50,11 +53,12 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
+  local longest = rounded(most * ROOM, grain_of(most))
+  local d = { ranks = groups.ranks, most = most, longest = longest, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
   if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
   local least = 0
   for _, size in ipairs(groups.sizes) do
-    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, most - 1), most, size == 1 and ALONE or TOGETHER) }
+    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, longest - 1), longest, size == 1 and ALONE or TOGETHER) }
     if size * most >= o.seq.size then return d end
     least = rounded(size * most / (groups.sizes[#d.groups + 1] or 1), 2)
   end
@@ -97,8 +101,8 @@ end
 function dynamic.describe(o)
   local sizes, programs = {}, 0
   for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths end
-  return ("placed on groups of %s of %d ranks, up to %d tokens a rank: %d programs"):format(
-    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, programs)
+  return ("placed on groups of %s of %d ranks, up to %d tokens of a document a rank, in rows of up to %d: %d programs"):format(
+    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, o.dynamic.longest, programs)
 end
 
 ---The options of evaluation: a window on the largest groups.
@@ -150,7 +154,7 @@ end
 ---of `gpu`.
 function dynamic.costs(o, rows, gpu)
   local d = o.dynamic
-  local costs = { ranks = d.ranks, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
+  local costs = { ranks = d.ranks, most = d.most, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
   for _, row in ipairs(rows) do
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
     local seconds, attention = row.program:cost(gpu)

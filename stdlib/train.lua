@@ -134,6 +134,7 @@ function m.train(options)
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   if keeper.result then return keeper:over(keeper.result) end
   keeper:start(programs)
+  core.begin_step() -- what runs ahead of step 1 is none
   if runner then runner.begin() end
   local log = m.training_log(o, flops, programs[1])
   local result, warned, before = keeper.last or {}, false, o.progress.steps()

@@ -50,6 +50,14 @@ local update = finish:cost(gpu)
 local costs = dynamic.costs(o, rows, gpu)
 local placement = core.placement(costs)
 
+-- Static layouts' rows: cfg.each tokens a rank.
+local function whole_rows()
+  local d = setmetatable({ groups = {} }, { __index = o.dynamic })
+  for g, group in ipairs(o.dynamic.groups) do d.groups[g] = { ranks = group.ranks, lengths = { cfg.each } } end
+  return dynamic.costs(o, (step_of.dynamic_step(setmetatable({ dynamic = d }, { __index = o }))), gpu)
+end
+local whole = whole_rows()
+
 local root = core.options().script:match "^(.*)tests/" or ""
 local draw = dofile(root .. "tests/lua/lib/lognormal.lua")(cfg.mean, cfg.sigma, cfg.least, cfg.longest)
 
@@ -70,10 +78,10 @@ local function windows(host)
   return all
 end
 
--- A window of a group of size number g: the time of its longest row, of the attention what the documents need.
+-- A window of a group of size number g: of the attention what the documents need.
 local function window_seconds(g, lengths)
   local group, pairs = costs.groups[g], 0
-  local row = group.rows[#group.rows]
+  local row = whole.groups[g].rows[1]
   for _, length in ipairs(lengths) do pairs = pairs + length * length end
   return row.seconds - row.attention * (1 - pairs / (group.ranks * row.tokens) ^ 2)
 end
@@ -81,12 +89,13 @@ local largest = #costs.groups
 local static_groups = groups.ranks // costs.groups[largest].ranks
 
 local host = core.host("i32", A.batch.size, cfg.longest)
-local sums, static, planned = { busiest = 0, mean = 0, tokens = 0, computed = 0 }, 0, 0
+local sums, static, planned = { busiest = 0, mean = 0, tokens = 0, computed = 0, mine = 0 }, 0, 0
 for _ = 1, cfg.steps do
   local all = windows(host)
   local began = os.clock()
-  local _, facts = placement:plan(host)
+  local mine, facts = placement:plan(host)
   planned = planned + os.clock() - began
+  facts.mine = #mine
   for name in pairs(sums) do sums[name] = sums[name] + facts[name] end
   local waits = {} -- groups take windows in turns
   for w, lengths in ipairs(all) do
@@ -131,10 +140,10 @@ for g, group in ipairs(costs.groups) do
   print(("static cp=%d on documents that need it: %.1f ms a step, %.3f of tokens"):format(group.ranks, 1e3 * step, (shares[g] or 0) / all))
 end
 local n = cfg.steps
-local whole, placed = static / n + update, sums.busiest / n + update
-print(("static cp=%d on all: %.1f ms a step, %.1f of them the update"):format(costs.groups[largest].ranks, 1e3 * whole, 1e3 * update))
-print(("weighted by shares: %.1f ms a step, the static layout's is %.3f of it"):format(1e3 * mean, whole / mean))
+local all_static, placed = static / n + update, sums.busiest / n + update
+print(("static cp=%d on all: %.1f ms a step, %.1f of them the update"):format(costs.groups[largest].ranks, 1e3 * all_static, 1e3 * update))
+print(("weighted by shares: %.1f ms a step, the static layout's is %.3f of it"):format(1e3 * mean, all_static / mean))
 print(("dynamic: %.1f ms a step, %.3f of the mean's throughput, ratio to static %.3f, %.3f without the update"):format(
-  1e3 * placed, mean / placed, whole / placed, static / sums.busiest))
-print(("filling %.1f%%, busiest rank %.3f of the average, %.2f ms a plan"):format(
-  100 * (1 - sums.tokens / sums.computed), sums.busiest / sums.mean, 1e3 * planned / n))
+  1e3 * placed, mean / placed, all_static / placed, static / sums.busiest))
+print(("%.1f microbatches on rank 0, filling %.1f%%, busiest rank %.3f of the average, %.2f ms a plan"):format(
+  sums.mine / n,   100 * (1 - sums.tokens / sums.computed), sums.busiest / sums.mean, 1e3 * planned / n))

@@ -9,6 +9,7 @@
 typedef struct {
     ml_sequence sequence;
     int group;        /* the least that it needs */
+    uint32_t row;     /* of the microbatch of larger groups that it is in, from 1; 0: in none yet */
     uint32_t shorter; /* the next one that may be free; itself while it is free */
 } candidate;
 
@@ -19,6 +20,7 @@ typedef struct {
     candidate *all;
     uint32_t count;
     int longer; /* rows of larger groups may be so many lengths longer than they need to be */
+    bool apart; /* each of them has one sequence that needs the group, else as many as it holds */
 } planner;
 
 /* Ranks or groups, the least loaded one first. */
@@ -36,9 +38,9 @@ ml_microbatch *microbatch_begin(planner *p, int group, int64_t rank);
 void row_begin(planner *p);
 void row_append(planner *p, ml_microbatch *m, uint32_t sequence);
 void microbatch_end(planner *p, ml_microbatch *m);
-/* A microbatch of the next sequences from `i` on that need groups of size number g, each on a row
- * with free short ones behind it; *made: NULL where there are none. Returns where to go on. */
-uint32_t long_rows(planner *p, int g, uint32_t i, ml_microbatch **made);
+/* A microbatch of sequences that need groups of size number g and are in none yet, with free short
+ * ones behind them; NULL where there are none. */
+ml_microbatch *long_rows(planner *p, int g);
 void ranks_load(planner *p, const ml_microbatch *m);
 
 /* ---- placement_slots.c */

@@ -25,7 +25,7 @@ static void place_on_groups(planner *p, int g) {
     int64_t ranks = p->costs->group[g].ranks;
     loads l = loads_of(p, ranks);
     ml_microbatch *m;
-    for (uint32_t i = 0; (i = long_rows(p, g, i, &m)), m != NULL;) {
+    while ((m = long_rows(p, g)) != NULL) {
         int64_t which = l.heap[0];
         m->rank = which * ranks;
         ranks_load(p, m);
@@ -127,7 +127,7 @@ static void place_together(planner *p) {
     int slots = p->costs->slots;
     ml_microbatch *m;
     for (int g = p->costs->count - 1; g > 0; g--)
-        for (uint32_t i = 0; (i = long_rows(p, g, i, &m)), m != NULL;) ranks_load(p, m);
+        while ((m = long_rows(p, g)) != NULL) ranks_load(p, m);
     for (uint32_t i = 0; i < p->count; i++)
         if (p->all[i].shorter == i) list[count++] = i;
     if (count > 0) pack(p, 0, list, count);
@@ -173,7 +173,7 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
     for (uint32_t i = 0; i < p->count; i++) {
         candidate *c = &p->all[i];
         const ml_group_cost *group = p->costs->group;
-        while (group->row[group->count - 1].tokens * group->ranks < c->sequence.length)
+        while (p->costs->most * group->ranks < c->sequence.length)
             if (group++ == &p->costs->group[p->costs->count - 1])
                 ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
                          (long long)c->sequence.length);
@@ -185,7 +185,10 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
 
 static void place(planner *p) {
     ml_step_placement *out = p->out;
-    for (uint32_t i = 0; i < p->count; i++) p->all[i].shorter = p->all[i].group ? i + 1 : i;
+    for (uint32_t i = 0; i < p->count; i++) {
+        p->all[i].shorter = p->all[i].group ? i + 1 : i;
+        p->all[i].row = 0;
+    }
     out->sequence = ML_NEW_ARRAY(p->arena, ml_sequence, p->count + 1);
     out->seconds = ML_NEW_ARRAY(p->arena, double, p->costs->ranks);
     if (p->costs->together) {
@@ -206,19 +209,21 @@ static double busiest(const planner *p) {
 }
 
 /* A short sequence takes longer on a row of a larger group, but may save a rank a row whose length
- * it begins: which of the two is more follows from whole plans. */
+ * it begins; sequences on one row of a larger group cost its beginning once, but leave less to even
+ * out ranks with: which is more follows from whole plans. */
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out) {
-    enum { SEQUENCES = 512 }; /* of all plans that are compared: their time is that of sequences */
+    enum { SEQUENCES = 1024 }; /* of all plans that are compared: their time is that of sequences */
     ml_step_placement next = {.tokens = rows * columns};
     planner p = {.arena = arena, .costs = costs, .out = out};
     *out = next;
     find_sequences(&p, documents, rows, columns);
     place(&p);
-    int lengths = costs->slots > 0 ? 0 : costs->group[costs->count - 1].count;
+    const int lengths = costs->slots > 0 ? 0 : costs->group[costs->count - 1].count;
     double least = busiest(&p);
     p.out = &next;
-    for (p.longer = 1; p.longer < lengths && (uint32_t)p.longer * p.count < SEQUENCES; p.longer++) {
+    for (int i = 1; i < 2 * lengths && (uint32_t)i * p.count < SEQUENCES; i++) {
+        p.apart = i % 2 == 1, p.longer = i / 2;
         next = (ml_step_placement){.tokens = rows * columns};
         place(&p);
         if (busiest(&p) >= least) continue;

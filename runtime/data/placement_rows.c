@@ -1,6 +1,8 @@
 /* Microbatches of a placement row by row, and what they take. */
 #include "runtime/data/placement_internal.h"
 
+enum { PLACED = INT32_MAX }; /* candidate.row: in an earlier microbatch */
+
 /* ---- Loads ----------------------------------------------------------------------------------- */
 
 static bool before(const loads *l, int64_t a, int64_t b) {
@@ -126,30 +128,54 @@ void ranks_load(planner *p, const ml_microbatch *m) {
     for (int64_t r = 0; r < ranks; r++) p->out->seconds[m->rank + r] += m->seconds;
 }
 
-/* The next sequence from `i` on that needs groups of size number g. */
-static uint32_t next_long(const planner *p, int g, uint32_t i) {
-    while (i < p->count && p->all[i].group != g) i++;
-    return i;
+/* Sequences that need groups of size number g, longest first, to rows of `capacity` tokens: one to
+ * each row, then as many more as fit. Returns how many tokens the fullest row has. */
+static int64_t choose_long(planner *p, int g, uint32_t first, uint32_t end, int64_t capacity) {
+    const uint32_t rows = (uint32_t)ml_placement_rows(p->costs, g);
+    int64_t *used = ML_NEW_ARRAY(p->arena, int64_t, rows), fullest = 0;
+    uint32_t chosen;
+    do {
+        chosen = 0;
+        for (uint32_t e = 0; e < rows; e++) {
+            uint32_t i = first;
+            while (i < end && (p->all[i].row || used[e] + p->all[i].sequence.length > capacity))
+                i++;
+            if (i == end) continue;
+            p->all[i].row = e + 1;
+            used[e] += p->all[i].sequence.length;
+            fullest = used[e] > fullest ? used[e] : fullest;
+            chosen++;
+        }
+    } while (chosen > 0 && !p->apart);
+    return fullest;
 }
 
-uint32_t long_rows(planner *p, int g, uint32_t i, ml_microbatch **made) {
+ml_microbatch *long_rows(planner *p, int g) {
     const ml_group_cost *group = &p->costs->group[g];
-    *made = NULL;
-    i = next_long(p, g, i);
-    if (i == p->count) return i;
-    int row = row_for(group, p->all[i].sequence.length) + p->longer;
+    uint32_t first = 0, end;
+    while (first < p->count && p->all[first].group > g) first++;
+    for (end = first; end < p->count && p->all[end].group == g;) end++;
+    while (first < end && p->all[first].row) first++;
+    if (first == end) return NULL;
+    const int64_t most = group->row[group->count - 1].tokens * group->ranks;
+    int row = row_for(group, choose_long(p, g, first, end, most)) + p->longer;
     if (row >= group->count) row = group->count - 1;
-    ml_microbatch *m = *made = microbatch_begin(p, g, 0);
+    ml_microbatch *m = microbatch_begin(p, g, 0);
     for (int64_t e = 0; e < ml_placement_rows(p->costs, g); e++) {
         int64_t room = group->row[row].tokens * group->ranks;
         row_begin(p);
-        uint32_t next = i < p->count ? i : longest_within(p, room);
-        if (i < p->count) i = next_long(p, g, i + 1);
-        for (; next < p->count; next = longest_within(p, room)) {
-            room -= p->all[next].sequence.length;
-            row_append(p, m, next);
+        for (uint32_t i = first; i < end; i++) {
+            if (p->all[i].row != e + 1) continue;
+            room -= p->all[i].sequence.length;
+            row_append(p, m, i);
+        }
+        for (uint32_t i; (i = longest_within(p, room)) < p->count;) {
+            room -= p->all[i].sequence.length;
+            row_append(p, m, i);
         }
     }
+    for (uint32_t i = first; i < end; i++)
+        if (p->all[i].row) p->all[i].row = PLACED;
     microbatch_end(p, m);
-    return i;
+    return m;
 }

@@ -65,10 +65,9 @@ static bool fits(slotting *s, uint32_t whole, int64_t most, uint32_t last, int64
 /* Rows of larger groups, which are the first microbatches: the columns that they take. */
 static int64_t long_ones(planner *p) {
     int64_t columns = 0;
-    ml_microbatch *m;
+    const ml_microbatch *m;
     for (int g = p->costs->count - 1; g > 0; g--)
-        for (uint32_t i = 0; (i = long_rows(p, g, i, &m)), m != NULL;)
-            columns += p->costs->group[g].ranks;
+        while ((m = long_rows(p, g)) != NULL) columns += p->costs->group[m->group].ranks;
     return columns;
 }
 

@@ -6,17 +6,18 @@
 #include "runtime/data/placement.h"
 #include "tests/test.h"
 
-/* Rows of a quarter to all of `most` tokens a rank; 1 us a token and, of a whole row of one
- * sequence, an eighth more for attention. Groups pay a tenth for their messages. */
+/* Rows of up to a quarter more than `most` tokens a rank; 1 us a token, as much as for an eighth of
+ * `most` to begin a row and, of a row of one sequence, an eighth more for attention. Groups pay a
+ * tenth for their messages. */
 static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
-    ml_placement_costs costs = {.ranks = ranks, .count = sizes};
+    ml_placement_costs costs = {.ranks = ranks, .most = most, .count = sizes};
     for (int g = 0; g < sizes; g++) {
         ml_group_cost *group = &costs.group[g];
         group->ranks = (int64_t)1 << g;
-        group->count = g ? 4 : 8;
+        group->count = g ? 6 : 10;
         for (int i = 0; i < group->count; i++) {
             int64_t tokens = g ? most / 2 + most / 8 * (i + 1) : most / 8 * (i + 1);
-            double linear = 1e-6 * (double)tokens * (g ? 1.1 : 1);
+            double linear = 1e-6 * (double)(tokens + most / 8) * (g ? 1.1 : 1);
             double attention = linear / 8 * (double)(tokens * group->ranks) / (double)most;
             group->row[i] = (ml_row_cost){tokens, linear + attention, attention};
         }
@@ -42,7 +43,8 @@ static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int
     return documents;
 }
 
-/* Each token of the step is in one microbatch, and each microbatch on a row that is long enough. */
+/* Each token of the step is in one microbatch, no rank has too many of one sequence, and each
+ * microbatch is on a row that is long enough. */
 static void check_complete(const ml_placement_costs *costs, const ml_step_placement *p,
                            ml_arena *arena) {
     unsigned char *seen = ML_NEW_ARRAY(arena, unsigned char, p->tokens);
@@ -59,6 +61,7 @@ static void check_complete(const ml_placement_costs *costs, const ml_step_placem
             int64_t used = 0;
             for (uint32_t k = 0; k < row->sequences; k++) {
                 const ml_sequence *s = &p->sequence[row->first + k];
+                wrong += s->length > costs->most * group->ranks;
                 for (int64_t t = 0; t < s->length; t++) wrong += seen[s->start + t]++;
                 used += s->length;
             }
@@ -81,6 +84,14 @@ static double imbalance(const ml_placement_costs *costs, const ml_step_placement
     return most / (sum / (double)costs->ranks) - 1;
 }
 
+/* Microbatches of a rank, on average. */
+static double microbatches_of(const ml_placement_costs *costs, const ml_step_placement *p) {
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < p->microbatches.count; i++)
+        sum += costs->group[p->microbatches.at[i].group].ranks;
+    return (double)sum / (double)costs->ranks;
+}
+
 TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
     static const struct {
         int64_t ranks, longest;
@@ -95,19 +106,38 @@ TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
         const int64_t most = 2048, microbatches = 8;
         int64_t ranks = cases[c].ranks, rows = ranks * microbatches * most / cases[c].longest;
         ml_placement_costs costs = costs_of(ranks, most, cases[c].sizes);
-        double uneven = 0, filling = 0;
+        double uneven = 0, filling = 0, count = 0;
         for (unsigned seed = 1; seed <= 5; seed++) {
             ml_arena_reset(arena);
             int32_t *documents = draw_documents(arena, seed, rows, cases[c].longest);
             ml_step_placement p;
             ml_placement_make(arena, &costs, documents, rows, cases[c].longest, &p);
             check_complete(&costs, &p, arena);
+            count += microbatches_of(&costs, &p) / 5;
             uneven += imbalance(&costs, &p) / 5;
             filling += (1 - (double)p.tokens / (double)p.computed) / 5;
         }
         CHECK(uneven <= cases[c].most_uneven);
         CHECK(filling <= cases[c].most_filling);
+        CHECK(count <= (double)microbatches); /* longer rows make up for what is not filled */
     }
+    ml_arena_free(arena);
+}
+
+/* Sequences that each need two ranks share a row of these where it holds them; no rank has more of
+ * one than `most` tokens, though its rows are longer. */
+TEST(data, a_placement_puts_long_sequences_on_one_row) {
+    const int64_t most = 64;
+    ml_placement_costs costs = costs_of(2, most, 2);
+    int32_t documents[160];
+    ml_arena *arena = ml_arena_new();
+    ml_step_placement p;
+    for (int i = 0; i < 160; i++) documents[i] = i < 80 ? 1 : 2;
+    ml_placement_make(arena, &costs, documents, 1, 160, &p);
+    check_complete(&costs, &p, arena);
+    CHECK_EQ_INT(p.microbatches.count, 1);
+    CHECK_EQ_INT(p.microbatches.at[0].group, 1);
+    CHECK_EQ_INT(p.rows.at[p.microbatches.at[0].first_row].sequences, 2);
     ml_arena_free(arena);
 }
 

@@ -67,6 +67,7 @@ static int core_placement(lua_State *L) {
     if (!p->arena) vm_fail(L, NULL, "not enough host memory for a placement");
     lua_pushvalue(L, 1);
     p->costs.ranks = integer_of(L, "ranks");
+    p->costs.most = integer_of(L, "most");
     p->rank = integer_of(L, "rank");
     p->costs.batch = (int)integer_of(L, "batch");
     p->costs.slots = (int)integer_of(L, "slots");
@@ -251,10 +252,11 @@ static const vm_entry functions[] = {
      "node counts, between which nodes were made that keep documents apart"},
     {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},
     {"placement", core_placement,
-     "costs: {ranks: integer, rank: integer, batch: integer, slots: integer, together: boolean, "
-     "groups: table} -> Placement",
+     "costs: {ranks: integer, most: integer, rank: integer, batch: integer, slots: integer, "
+     "together: boolean, groups: table} -> Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
-     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; batch: rows of a microbatch; "
+     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; most: tokens of a sequence on a "
+     "rank; batch: rows of a microbatch; "
      "slots: "
      "each rank has one microbatch in each slot, whose number is a multiple of this (0: none); "
      "together: all groups run each microbatch"},
