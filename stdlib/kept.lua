@@ -16,8 +16,10 @@ end
 
 local BLOCK = 16 -- positions: any number would do for pools, and rings are whole blocks
 
--- fn's result as in a program that is traced: what it assigns and adds to losses is dropped.
-local function traced(fn)
+---fn's result as in a program that is traced: what it assigns and adds to losses is dropped.
+---@param fn function
+---@return boolean, any as pcall's
+function kept.traced(fn)
   local context, updates, before = m.context, core.take_updates(), core.tracing(true)
   local pauses = core.known_pause(true) -- editors show what training computes
   m.context = { sites = 0, losses = {}, totals = {}, made = {} }
@@ -73,7 +75,7 @@ end
 function kept.trace(model, seq)
   local axis, others = read_by(model, seq)
   if not axis then return nil end
-  local ok, whole = traced(function() return trace_model(model, axis, others) end)
+  local ok, whole = kept.traced(function() return trace_model(model, axis, others) end)
   return ok and whole or nil
 end
 
@@ -85,7 +87,7 @@ end
 function kept.of(model, seq, whole)
   local axis, others = read_by(model, seq)
   if not axis then return nil end
-  local ok, result = traced(function()
+  local ok, result = kept.traced(function()
     whole = whole or trace_model(model, axis, others)
     return whole and derive(whole)
   end)

@@ -4,6 +4,7 @@ local core = require "mlua.core"
 local m = require "mlua"
 local dynamic = require "mlua.dynamic"
 local extras = require "mlua.train_extras"
+local kept = require "mlua.kept"
 local loss_scale = require "mlua.loss_scale"
 local options = require "mlua.train_options"
 local repeated = require "mlua.repeated"
@@ -191,7 +192,6 @@ local function accumulate(o, shape, name, lead)
   local micro = m.compile(function(feeds)
     if not o.dynamic then step.cut_batch(o, feeds) end
     local total, count, results = step.loss(shape, feeds)
-    if o.dynamic then dynamic.check(shape, total, count, results, feeds) end
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     local add_gradient = repeated.by_types(add)
@@ -254,8 +254,22 @@ function step.accumulated_step(o)
   return micro, finish()
 end
 
+-- The loss of a window, for its errors alone: programs are of rows, whose lengths no line of the script has.
+local function check_window(o)
+  local shape, ranks = dynamic.window(o)
+  local ok, problem = kept.traced(function()
+    local feeds = {}
+    m.context.training, m.context.group = true, ranks
+    for name, axes in pairs(token_inputs(shape, {})) do feeds[name] = core.input(name, { axes[1], axes[2] }, axes.dtype) end
+    local total, count, results = step.loss(shape, feeds)
+    dynamic.check(shape, total, count, results, feeds)
+  end)
+  if not ok then error(problem, 0) end
+end
+
 -- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
 function step.dynamic_step(o)
+  check_window(o)
   local rows, finish = dynamic.rows(o), nil
   local first = dynamic.lead(o, rows)
   local function make(row, lead)

@@ -243,6 +243,25 @@ PROCESS_TEST(profile_of_ranks) {
     CHECK_TEXT(r.output, "t.json\n");
 }
 
+/* Runs ahead of step 1, which make all rows' programs ready under cp = "dynamic", are no steps. */
+PROCESS_TEST(profile_of_dynamic_context) {
+    process_run(room, 0, "",
+                "run --device cpu \"$ROOT\"/models/llama.lua layers=1 embed=32 heads=2 kv_heads=2 "
+                "ffn=32 vocab=256 seq=32 batch=4 accum=2 pack=document sample=0 steps=3 -n 2 "
+                "--mesh cp=2 --layout cp=dynamic --profile=t.json --profile-steps=2");
+    json_t *root = load_trace(room, "t.json");
+    const json_t *events = json_object_get(root, "traceEvents");
+    int updates[4] = {0};
+    size_t i;
+    json_t *event;
+    json_array_foreach(events, i, event) {
+        if (strcmp(text_of(event, "cat"), "run") != 0 || step_of(event) > 3) continue;
+        updates[step_of(event)] += strcmp(text_of(event, "name"), "update") == 0;
+    }
+    for (int step = 1; step <= 3; step++) CHECK_EQ_INT(updates[step], 2); /* one of each rank */
+    json_decref(root);
+}
+
 /* Without m.train a run of a program is a step; names of any kind are escaped. */
 PROCESS_TEST(profile_of_programs) {
     process_write(room, "a \"b\\\xc3\xa9\xff.lua",
