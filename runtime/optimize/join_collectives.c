@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-enum { MOST_JOINED = 8, LONGEST_CHAIN = 8 };
+enum { MOST_JOINED = 8, LONGEST_CHAIN = 8, TURNED = 1 << 7 };
 
 typedef struct {
     ml_ref members[MOST_JOINED]; /* collectives, in the order of their slices or parts */
@@ -113,10 +113,14 @@ void ml_find_sent(const ml_graph *g, uint8_t *sent) {
         const ml_node *node = ml_graph_node(g, n);
         if (node->op == ML_OP_ALL_GATHER) sent[n] = (uint8_t)(1 + ml_graph_args(g, n)[0]);
         if (sent[n] && ml_op_is(node->op, ML_PRODUCT) && !is_wide(g, n)) sent[n] = 0;
-        bool passes_on = node->op == ML_OP_ALL_GATHER || node->op == ML_OP_ADD ||
-                         node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
-        for (int i = 0; i < node->source_count && passes_on && sent[n]; i++)
-            sent[ml_graph_source(g, n, i)] = sent[n];
+        const bool turns =
+            node->op == ML_OP_MUL || node->op == ML_OP_SUB || node->op == ML_OP_NEG; /* RoPE */
+        const bool passes_on = turns || node->op == ML_OP_ALL_GATHER || node->op == ML_OP_ADD ||
+                               node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        for (int i = 0; i < node->source_count && passes_on && sent[n]; i++) {
+            uint8_t *source = &sent[ml_graph_source(g, n, i)];
+            if (*source == 0 || !(sent[n] & TURNED)) *source = sent[n] | (turns ? TURNED : 0);
+        }
     }
 }
 

@@ -28,9 +28,10 @@ ml_graph *ml_join_collectives(const ml_graph *from, ml_roots *roots);
  * added up as one. */
 ml_graph *ml_gather_together(const ml_graph *from, ml_roots *roots);
 bool ml_gather_together_applies(const ml_graph *g); /* whether there may be such */
-/* By product: 1 + the mesh axis over which its result is gathered, where it is merged with others
- * that are alone: the merged result is sent as it is, where slices would be copied first; else 0.
- */
+/* By product: where its result is gathered, a number for the mesh axis, and another one where it is
+ * turned by positions (RoPE) before; else 0. Only products of one number are merged: the merged
+ * result is sent as it is, where slices would be copied first, and products of what is not sent
+ * (queries) run beside the gather. */
 void ml_find_sent(const ml_graph *g, uint8_t *sent);
 /* Where gradients are concatenated and also operands of other products, those products read slices
  * of the CONCAT, so that one tensor is saved and not two. input_wave: by INPUT id, the wave of the
