@@ -123,6 +123,9 @@ uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state) {
     ml_state *copy = ML_NEW(t->arena, ml_state);
     *copy = *state;
     copy->name = copy_text(t->arena, state->name);
+    uint64_t *parts = ML_NEW_ARRAY(t->arena, uint64_t, (size_t)state->part_count + 1);
+    for (int i = 0; i < state->part_count; i++) parts[i] = state->parts[i];
+    copy->parts = parts;
     const uint32_t origin = origin_intern(g, &state->origin);
     copy->origin = *t->origins.at[origin];
     *ML_PUSH(t->arena, &t->states) = copy;

@@ -86,6 +86,8 @@ typedef struct {
     ml_origin origin;
     bool no_fp8;     /* its products keep the compute dtype with --dtype fp8 */
     uint64_t recipe; /* of ML_STATE_CACHE: a hash of what it is computed from, and how */
+    int part_count;  /* of ML_STATE_CACHE: the values that lie side by side in it; 0: it is one */
+    const uint64_t *parts; /* their recipes */
 } ml_state;
 typedef struct {
     const char *name;

@@ -10,7 +10,9 @@
  * step; what its layout gathers once a step (ml_mesh_axis.keep) is cached gathered, on a CPU too.
  * Programs that run often (ml_roots), such as sampling, cache all that they gather, and what is
  * computed of parameters before a cast: the parts in bf16 of a router's weights. Programs that
- * cache the same values share the state.
+ * cache the same values share the state. One that merges fewer of them reads parts of what another
+ * has side by side: queries, keys and values are one product where a rank has whole sequences, and
+ * what is gathered is a product of its own where it has not (merge_products.c).
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -18,6 +20,14 @@
 #include "runtime/ops/ragged/ragged.h"
 #include "runtime/optimize/optimize.h"
 #include "runtime/plan/plan_internal.h"
+
+/* The state that holds a value: 1 + its number; 0: none does. With an axis it holds others too,
+ * side by side along that axis. */
+typedef struct {
+    uint32_t state;
+    ml_axis axis;
+    int64_t start;
+} place;
 
 typedef struct {
     ml_plan *plan;
@@ -34,7 +44,8 @@ typedef struct {
     bool *cacheable; /* by node: f32 parameters after casts, moves and gathers that may be cached */
     bool casts;      /* casts are cached too: what products of a GPU read */
     bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
-    uint32_t *state; /* by node: 1 + the state that holds it; 0: none does */
+    place *place;    /* by node */
+    bool *listed;    /* by state: it is among `cached` */
     ml_ref *updated; /* by node: the same computed from new values; 0 where it is not */
     ml_update *cached; /* the states, and what they hold at first */
     int cached_count;
@@ -185,8 +196,30 @@ static uint64_t recipe_of(const work *w, ml_ref n) {
     return hash;
 }
 
+/* What lies in a part of a CONCAT, before its axes were made one. */
+static ml_ref leaf_of(const ml_graph *g, ml_ref part) {
+    while (ml_graph_node(g, part)->op == ML_OP_MERGE || ml_graph_node(g, part)->op == ML_OP_RENAME)
+        part = ml_graph_source(g, part, 0);
+    return part;
+}
+
+/* The values that lie side by side in n: itself where it is no CONCAT. */
+static int list_leaves(const work *w, ml_ref n, ml_ref **leaves) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    const bool joins = node->op == ML_OP_CONCAT;
+    const int count = joins ? node->source_count : 1;
+    *leaves = ML_NEW_ARRAY(w->scratch, ml_ref, count);
+    for (int i = 0; i < count; i++)
+        (*leaves)[i] = joins ? leaf_of(w->g, ml_graph_source(w->g, n, i)) : n;
+    return count;
+}
+
 static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
     const ml_state *of = ml_graph_state(w->g, first_state(w, n));
+    ml_ref *leaves;
+    const int count = list_leaves(w, n, &leaves);
+    uint64_t *parts = ML_NEW_ARRAY(w->scratch, uint64_t, count);
+    for (int i = 0; i < count; i++) parts[i] = recipe_of(w, leaves[i]);
     ml_state state = {
         .name = ml_arena_format(w->scratch, "%s%s %s", of->name != NULL ? of->name : "?",
                                 gathers(w, n) ? "," : " in",
@@ -197,30 +230,194 @@ static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
         .type = *ml_graph_type(w->g, n),
         .origin = of->origin,
         .recipe = recipe,
+        .parts = parts,
+        .part_count = count > 1 ? count : 0,
     };
     return ml_graph_add_state(w->g, &state);
 }
 
-/* A state for each cached value: the existing one where another program caches the same. */
+/* ---- Parts of what other programs cache ------------------------------------------------------ */
+
+/* A state of several parts: what they are in this program (0: it lacks one), and where each begins
+ * along the axis (0: the program does not read the state). */
+typedef struct {
+    ml_ref *leaves;
+    int64_t *starts;
+    ml_axis axis;
+    bool built;
+} holder;
+
+/* A value whose leaves are those of a state from number `at` on. */
+typedef struct {
+    ml_ref value;
+    uint32_t state;
+    int at;
+} part_use;
+
+typedef struct {
+    work *w;
+    ml_index by_part; /* states by the recipe of each part */
+    holder *holders;  /* by state */
+    ML_VEC(part_use) uses;
+} part_search;
+
+static bool sets_parameters(const work *w) {
+    const ml_roots *roots = &w->plan->roots;
+    for (int i = 0; i < roots->update_count; i++)
+        if (ml_graph_state(w->g, roots->updates[i].state)->kind == ML_STATE_PARAMETER) return true;
+    return false;
+}
+
+/* Whether the state holds these leaves one after another. */
+static bool match(part_search *s, uint32_t id, ml_ref value, const ml_ref *leaves, int count) {
+    const ml_state *state = ml_graph_state(s->w->g, id);
+    holder *h = &s->holders[id];
+    int at = 0, i = 0;
+    while (recipe_of(s->w, leaves[0]) != state->parts[at]) at++;
+    if (at + count > state->part_count) return false;
+    while (i < count && recipe_of(s->w, leaves[i]) == state->parts[at + i]) i++;
+    if (i < count) return false;
+    if (h->leaves == NULL) h->leaves = ML_NEW_ARRAY(s->w->scratch, ml_ref, state->part_count);
+    for (i = 0; i < count; i++) h->leaves[at + i] = leaves[i];
+    *ML_PUSH(s->w->scratch, &s->uses) = (part_use){value, id, at};
+    return true;
+}
+
+static void find_holder(part_search *s, ml_ref n) {
+    uint32_t cursor = 0, id;
+    ml_ref *leaves;
+    const int count = list_leaves(s->w, n, &leaves);
+    const uint64_t first = recipe_of(s->w, leaves[0]);
+    while ((id = ml_index_next(&s->by_part, first, &cursor)) != ML_INDEX_NONE)
+        if (match(s, id, n, leaves, count)) return;
+}
+
+/* The axes of a value that the state lacks. */
+static int list_inner(const ml_type *type, const ml_type *whole, ml_axis *axes, int64_t *sizes) {
+    int count = 0;
+    for (int i = 0; i < type->rank; i++)
+        if (ml_type_find(whole, type->axis[i]) < 0)
+            axes[count] = type->axis[i], sizes[count++] = type->size[i];
+    return count;
+}
+
+/* The one axis of the state that a leaf lacks, along which parts lie; 0: there is no such one. */
+static ml_axis outer_axis(const ml_type *leaf, const ml_type *whole) {
+    ml_axis found = 0;
+    for (int i = 0; i < whole->rank; i++) {
+        if (ml_type_find(leaf, whole->axis[i]) >= 0) continue;
+        if (found != 0) return 0;
+        found = whole->axis[i];
+    }
+    return found;
+}
+
+/* As merge_products.c does. */
+static ml_ref flatten(ml_graph *g, ml_ref x, const ml_type *whole, ml_axis to) {
+    ml_axis axes[ML_MAX_AXES];
+    int64_t sizes[ML_MAX_AXES];
+    const int count = list_inner(ml_graph_type(g, x), whole, axes, sizes);
+    if (count == 1) return ml_rename(g, x, axes[0], to);
+    x = ml_merge(g, x, axes[0], axes[1], to);
+    for (int i = 2; i < count; i++) x = ml_merge(g, x, to, axes[i], to);
+    return x;
+}
+
+/* What the state holds, of the program's leaves: where it has all, where products can read each
+ * where it is, and where that is what the state was made for. */
+static void build_whole(part_search *s, uint32_t id) {
+    enum { UNIT = 16 }; /* bytes, to which products want their operands aligned */
+    work *w = s->w;
+    const ml_state *state = ml_graph_state(w->g, id);
+    holder *h = &s->holders[id];
+    ml_axis axis = 0;
+    ml_ref *parts = ML_NEW_ARRAY(w->scratch, ml_ref, state->part_count);
+    h->built = true;
+    h->starts = ML_NEW_ARRAY(w->scratch, int64_t, (size_t)state->part_count + 1);
+    ml_graph_set_flags(w->g, 0);
+    for (int i = 0; i < state->part_count; i++) {
+        const ml_ref leaf = h->leaves[i];
+        if (leaf == 0 || (axis = outer_axis(ml_graph_type(w->g, leaf), &state->type)) == 0) return;
+        ml_graph_set_origin(w->g, ml_graph_origin(w->g, leaf));
+        parts[i] = flatten(w->g, leaf, &state->type, axis);
+        const int64_t size = ml_type_size(ml_graph_type(w->g, parts[i]), axis);
+        if (size * ml_dtypes[state->type.dtype].bytes % UNIT != 0) return;
+        h->starts[i + 1] = h->starts[i] + size;
+    }
+    const ml_ref whole = ml_concat(w->g, parts, state->part_count, axis);
+    if (recipe_of(w, whole) != state->recipe) return;
+    h->axis = axis;
+    w->listed[id] = true;
+    w->cached[w->cached_count++] = (ml_update){id, whole};
+}
+
+/* Of values that no program caches as they are. A program that sets parameters updates each with
+ * those that it is computed from. */
+static void share_parts(work *w, const ml_index *known, uint32_t states) {
+    part_search s = {.w = w, .by_part.arena = w->scratch};
+    bool any = false;
+    for (uint32_t id = 0; id < states; id++) {
+        const ml_state *state = ml_graph_state(w->g, id);
+        for (int i = 0; i < state->part_count; i++) ml_index_add(&s.by_part, state->parts[i], id);
+        any = any || state->part_count > 0;
+    }
+    if (!any || sets_parameters(w)) return;
+    s.holders = ML_NEW_ARRAY(w->scratch, holder, (size_t)states + 1);
+    for (ml_ref n = 1; n < w->count; n++) {
+        uint32_t cursor = 0;
+        if (holds(w, n) && ml_index_next(known, recipe_of(w, n), &cursor) == ML_INDEX_NONE)
+            find_holder(&s, n);
+    }
+    for (uint32_t i = 0; i < s.uses.count; i++) {
+        const part_use *use = &s.uses.at[i];
+        const holder *h = &s.holders[use->state];
+        if (!h->built) build_whole(&s, use->state);
+        if (h->axis == 0) continue;
+        w->place[use->value] = (place){use->state + 1, h->axis, h->starts[use->at]};
+    }
+}
+
+static ml_ref read_part(const work *w, ml_graph *to, const place *p, const ml_type *type) {
+    const ml_type *whole = &ml_graph_state(w->g, p->state - 1)->type;
+    const int64_t id = p->state - 1, all = ml_type_size(whole, p->axis);
+    const int64_t size = ml_type_elements(type) / (ml_type_elements(whole) / all);
+    ml_axis axes[ML_MAX_AXES];
+    int64_t sizes[ML_MAX_AXES];
+    const int count = list_inner(type, whole, axes, sizes);
+    ml_ref x = ml_graph_add(to, ML_OP_STATE, NULL, 0, &id, 1, whole);
+    x = ml_slice(to, x, p->axis, p->start, p->start + size);
+    if (count == 1) x = ml_rename(to, x, p->axis, axes[0]);
+    for (int i = count; i-- > 1;) {
+        int64_t outer = 1;
+        for (int k = 0; k < i; k++) outer *= sizes[k];
+        x = ml_split(to, x, p->axis, i == 1 ? axes[0] : p->axis, outer, axes[i], sizes[i]);
+    }
+    return ml_permute(to, x, type);
+}
+
+/* ---- The states ------------------------------------------------------------------------------ */
+
+/* A state for each cached value: an existing one where another program caches the same. */
 static void add_states(work *w) {
     ml_index known = {.arena = w->scratch};
     uint32_t states = ml_graph_state_count(w->g);
-    bool *listed = ML_NEW_ARRAY(w->scratch, bool, (size_t)states + w->count);
+    w->listed = ML_NEW_ARRAY(w->scratch, bool, (size_t)states + w->count);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(w->g, id);
         if (state->kind == ML_STATE_CACHE) ml_index_add(&known, state->recipe, id);
     }
+    share_parts(w, &known, states);
     for (ml_ref n = 1; n < w->count; n++) {
-        if (!holds(w, n)) continue;
+        if (!holds(w, n) || w->place[n].state != 0) continue;
         uint64_t recipe = recipe_of(w, n);
         uint32_t cursor = 0, id = ml_index_next(&known, recipe, &cursor);
         if (id == ML_INDEX_NONE) {
             id = add_state(w, n, recipe);
             ml_index_add(&known, recipe, id);
         }
-        w->state[n] = id + 1;
-        if (!listed[id]) w->cached[w->cached_count++] = (ml_update){id, n};
-        listed[id] = true;
+        w->place[n].state = id + 1;
+        if (!w->listed[id]) w->cached[w->cached_count++] = (ml_update){id, n};
+        w->listed[id] = true;
     }
 }
 
@@ -249,6 +446,7 @@ static void add_updates(work *w) {
     int count = r->update_count;
     for (int i = 0; i < count; i++) updates[i] = r->updates[i];
     for (int i = 0; i < w->cached_count; i++) {
+        if (w->cached[i].value >= w->count) continue; /* build_whole: no parameter of it is set */
         ml_ref value = of_new_values(w, w->cached[i].value);
         if (value != w->cached[i].value) updates[count++] = (ml_update){w->cached[i].state, value};
     }
@@ -258,11 +456,12 @@ static void add_updates(work *w) {
 
 static void list_sources(work *w) {
     ml_plan *plan = w->plan;
-    bool *reached = ML_NEW_ARRAY(w->scratch, bool, w->count);
+    const ml_ref count = (ml_ref)ml_graph_count(w->g);
+    bool *reached = ML_NEW_ARRAY(w->scratch, bool, count);
     plan->cache_sources =
         ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
     for (int i = 0; i < w->cached_count; i++) reached[w->cached[i].value] = true;
-    for (ml_ref n = w->count - 1; n > 0; n--) {
+    for (ml_ref n = count - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(w->g, n);
         for (int i = 0; reached[n] && i < node->source_count; i++)
             reached[ml_graph_source(w->g, n, i)] = true;
@@ -286,9 +485,12 @@ static void build_rebuild(work *w) {
 
 static ml_ref read_cached(rewrite *r, ml_ref n, const ml_ref *sources) {
     const work *w = r->context;
-    if (n >= w->count || w->state[n] == 0) return rewrite_copy(r, n, sources);
-    int64_t id = w->state[n] - 1;
-    return ml_graph_add(r->to, ML_OP_STATE, NULL, 0, &id, 1, ml_graph_type(r->from, n));
+    if (n >= w->count || w->place[n].state == 0) return rewrite_copy(r, n, sources);
+    const place *p = &w->place[n];
+    const ml_type *type = ml_graph_type(r->from, n);
+    const int64_t id = p->state - 1;
+    if (p->axis != 0) return read_part(w, r->to, p, type);
+    return ml_graph_add(r->to, ML_OP_STATE, NULL, 0, &id, 1, type);
 }
 
 typedef struct {
@@ -313,7 +515,7 @@ static void cache_body(void *context) {
     w.cacheable = ML_NEW_ARRAY(w.scratch, bool, count);
     w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
-    w.state = ML_NEW_ARRAY(w.scratch, uint32_t, count);
+    w.place = ML_NEW_ARRAY(w.scratch, place, count);
     w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
     w.cached = ML_NEW_ARRAY(w.scratch, ml_update, count);
     for (int i = 0; i < plan->roots.update_count; i++)

@@ -404,6 +404,72 @@ TEST(exec, casts_that_programs_share) {
     world_run(body_cached_once, "null");
 }
 
+/* A microbatch of three products: of one operand, or the last one of another. */
+static ml_program *microbatch_of_three(world *w, const uint32_t *weights, uint32_t sum,
+                                       bool apart) {
+    enum { ROWS = 64 };
+    ml_axis in = ml_axis_named(w->g, "in"), row = ml_axis_named(w->g, "row");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {row, in}, .size = {ROWS, 64}};
+    ml_ref x[2], value = read_of(w, sum);
+    for (int i = 0; i < 2; i++) x[i] = ml_cast(w->g, add_input(w, "x", &type), ML_BF16);
+    for (int i = 0; i < 3; i++) {
+        ml_ref weight = ml_cast(w->g, read_of(w, weights[i]), ML_BF16);
+        ml_ref y = ml_dot(w->g, x[i == 2 && apart], weight, &in, 1, ML_BF16);
+        y = ml_reduce(w->g, ML_OP_SUM, ml_cast(w->g, y, ML_F32), &row, 1);
+        value = ml_map2(w->g, ML_OP_ADD, value, y);
+    }
+    ml_update *update = ML_NEW(w->arena, ml_update);
+    *update = (ml_update){sum, value};
+    ml_program *program;
+    ml_roots roots = {.updates = update, .update_count = 1, .microbatches = 4};
+    ML_CHECK(ml_program_new(w->session, &roots, &program));
+    return program;
+}
+
+/* Of programs that merge products differently, the first to run in a step computes what all read:
+ * also where the program that made the states is freed. */
+static void body_parts_cached_once(world *w) {
+    static const float x[64 * 64];
+    const void *inputs[] = {x, x};
+    ml_device_ops ops = ml_device_null;
+    ops.run = run_counted;
+    ml_session_device(w->session)->ops = &ops;
+    ml_axis in = ml_axis_named(w->g, "in"), out = ml_axis_named(w->g, "out");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {in, out}, .size = {64, 32}};
+    ml_type row = {.dtype = ML_F32, .rank = 1, .axis = {out}, .size = {32}};
+    ml_state sums = {
+        .name = "sum", .kind = ML_STATE_GRADIENT, .type = row, .initial = uniform(w, &row, 4)};
+    uint32_t weights[3], sum = ml_graph_add_state(w->g, &sums);
+    for (int i = 0; i < 3; i++)
+        weights[i] = add_state(w, i == 0 ? "q" : i == 1 ? "k" : "v", &type, uniform(w, &type, i));
+    ml_program *together = microbatch_of_three(w, weights, sum, false);
+    const int64_t bytes = w->session->state_bytes;
+    ml_program *apart = microbatch_of_three(w, weights, sum, true);
+    CHECK_EQ_INT(w->session->state_bytes, bytes);
+    REQUIRE(together->rebuild != NULL && apart->rebuild != NULL);
+    ml_update halved = {
+        weights[1], ml_map2(w->g, ML_OP_MUL, read_of(w, weights[1]), ml_const(w->g, ML_F32, 0.5))};
+    ml_program *update = program_of(w, NULL, 0, &halved, 1);
+    counted[0] = together->rebuild, counted[1] = apart->rebuild, counted_runs = 0;
+    for (int step = 1; step <= 3; step++) {
+        for (int i = 0; i < 4; i++)
+            ML_CHECK(ml_program_run((step + i) % 2 ? together : apart, inputs, NULL));
+        CHECK_EQ_INT(counted_runs, step);
+        ML_CHECK(ml_program_run(update, NULL, NULL));
+    }
+    ml_program_free(together);
+    counted[0] = NULL;
+    CHECK_EQ_INT(w->session->state_bytes, bytes);
+    for (int i = 0; i < 2; i++) ML_CHECK(ml_program_run(apart, inputs, NULL));
+    CHECK_EQ_INT(counted_runs, 4);
+    ml_program_free(apart);
+    CHECK(w->session->state_bytes < bytes);
+    ml_session_device(w->session)->ops = &ml_device_null;
+}
+TEST(exec, parts_of_casts_that_programs_share) {
+    world_run(body_parts_cached_once, "null");
+}
+
 /* A program that is started before its kernels were asked for has them compiled then. */
 static void body_waits(world *w) {
     ml_type type = vector(w, 100);

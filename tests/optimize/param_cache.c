@@ -1,0 +1,114 @@
+/* Programs that merge the products of the same weights differently (optimize/param_cache.c): what
+ * one caches side by side, another reads parts of. */
+#include "runtime/compile.h"
+#include "tests/passes/support.h"
+
+enum { WEIGHTS = 4 };
+
+typedef struct {
+    fixture *f;
+    ml_ref weights[WEIGHTS], left[2];
+    ml_axis axis; /* over which products sum */
+} layer;
+
+/* Weights of one to three axes besides e, which is the first or the last one; parts of `unit`
+ * elements and multiples of it. */
+static layer draw_layer(fixture *f, int unit) {
+    layer l = {.f = f, .axis = fixture_axis(f, "e")};
+    const bool first = fixture_below(f, 2) == 0;
+    for (int i = 0; i < WEIGHTS; i++) {
+        static const char *const more[] = {"", " b3", " b2 c3"};
+        const char *axes = ml_arena_format(f->arena, "%sa%d%s%s", first ? "e8 " : "", unit,
+                                           more[fixture_below(f, 3)], first ? "" : " e8");
+        l.weights[i] = fixture_state(f, ML_F32, axes);
+    }
+    for (int i = 0; i < 2; i++) l.left[i] = fixture_input(f, ML_F32, "s5 e8", -1, 1);
+    return l;
+}
+
+/* A microbatch: products of the first `merged` weights with one operand, of the others with
+ * another. */
+static ml_plan *plan_of(const layer *l, int merged, ml_update *update) {
+    ml_graph *g = l->f->g;
+    ml_ref outputs[WEIGHTS];
+    ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+    ml_cut cut = {0};
+    ml_plan *plan;
+    for (int i = 0; i < WEIGHTS; i++) {
+        const ml_ref x = ml_cast(g, l->left[i >= merged], ML_BF16);
+        const ml_ref w = ml_cast(g, l->weights[i], ML_BF16);
+        outputs[i] = ml_dot(g, x, w, &l->axis, 1, ML_BF16);
+    }
+    ml_roots roots = {.outputs = outputs,
+                      .output_count = WEIGHTS,
+                      .updates = update,
+                      .update_count = update != NULL,
+                      .microbatches = 4};
+    ml_compile(&(ml_compile_input){g, &roots, &target, NULL, &cut}, &plan);
+    return plan;
+}
+
+/* The plan's results, of the cache as its rebuild computes it, are the products. */
+static void check_results(const layer *l, int merged, const ml_plan *plan) {
+    fixture *f = l->f;
+    const ml_roots *cached = &plan->rebuild->roots;
+    const double *states[SUPPORT_INPUTS], *const *inputs = (const double *const *)f->inputs;
+    double *results[WEIGHTS];
+    for (int i = 0; i < f->state_count; i++) states[i] = f->states[i];
+    for (int i = 0; i < cached->update_count; i++) {
+        const ml_update *update = &cached->updates[i];
+        ml_reference(plan->rebuild->graph, states, inputs, &update->value, 1, results, false,
+                     f->arena);
+        states[update->state] = results[0];
+    }
+    ml_reference(plan->graph, states, inputs, plan->roots.outputs, WEIGHTS, results, false,
+                 f->arena);
+    for (int i = 0; i < WEIGHTS; i++) {
+        const ml_ref y = ml_dot(f->g, l->left[i >= merged], l->weights[i], &l->axis, 1, ML_F32);
+        const double *expected = fixture_value(f, f->g, y);
+        for (int64_t k = 0; k < ml_type_elements(ml_graph_type(f->g, y)); k++)
+            CHECK_NEAR(results[i][k], expected[k], 1e-9);
+    }
+}
+
+static void shared(fixture *f) {
+    const layer l = draw_layer(f, 8);
+    ml_plan *whole = plan_of(&l, WEIGHTS, NULL);
+    const uint32_t states = ml_graph_state_count(f->g);
+    CHECK_EQ_INT(whole->rebuild->roots.update_count, 1);
+    for (int merged = 1; merged < WEIGHTS; merged++) {
+        ml_plan *parts = plan_of(&l, merged, NULL);
+        CHECK_EQ_INT(ml_graph_state_count(f->g), states);
+        CHECK_EQ_INT(parts->rebuild->roots.update_count, 1);
+        CHECK_EQ_INT(parts->rebuild->roots.updates[0].state, states - 1);
+        CHECK_EQ_INT(parts->cache_source_count, WEIGHTS);
+        check_results(&l, merged, parts);
+        ml_plan_free(parts);
+    }
+    check_results(&l, WEIGHTS, whole);
+    ml_plan_free(whole);
+}
+TEST(plan, parts_of_cached_weights) {
+    for (uint64_t seed = 1; seed <= 20; seed++) fixture_run(shared, seed);
+}
+
+/* Parts that begin where products do not read, and those that the program sets, are states of their
+ * own. */
+static void apart(fixture *f) {
+    for (int unit = 3; unit <= 8; unit += 5) {
+        const layer l = draw_layer(f, unit);
+        ml_plan *whole = plan_of(&l, WEIGHTS, NULL);
+        const uint32_t states = ml_graph_state_count(f->g);
+        ml_update halved = {(uint32_t)ml_graph_args(f->g, l.weights[3])[0],
+                            ml_map2(f->g, ML_OP_MUL, l.weights[3], ml_const(f->g, ML_F32, 0.5))};
+        ml_plan *parts = plan_of(&l, 2, unit == 3 ? NULL : &halved);
+        CHECK_EQ_INT(ml_graph_state_count(f->g), states + 2);
+        CHECK_EQ_INT(parts->rebuild->roots.update_count, 2);
+        check_results(&l, 2, parts);
+        ml_plan_free(parts);
+        ml_plan_free(whole);
+    }
+}
+TEST(plan, parts_that_are_cached_apart) {
+    fixture_run(apart, 1);
+}
