@@ -70,23 +70,13 @@ local function mesh_of(o)
   return sizes
 end
 
--- What is planned for a rank's memory at its peak: {kind = bytes}.
-local function memory_of(programs)
-  local most
-  for _, program in ipairs(programs) do
-    local plan = program:plan()
-    if not most or plan.peak_bytes > most.peak_bytes then most = plan end
-  end
-  return most and most.kinds
-end
-
 local function description(o, programs, tokenizer)
   local options, parameters = core.options(), 0
   for _, p in ipairs(m.parameters(o.model, { frozen = true })) do parameters = parameters + p:elements() end
   return {
     version = options.version, script = options.script, command = options.command, from = options.from, settings = plain_settings(),
     tokenizer = tokenizer, seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
-    placement = o.dynamic and o.dynamic.costs.groups, parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
+    placement = o.dynamic and o.dynamic.costs.groups, parameters = parameters, memory = #programs > 0 and core.rank_memory(programs) or nil, started = os.date "!%Y-%m-%dT%H:%M:%SZ",
   }
 end
 

@@ -400,6 +400,10 @@ const ml_plan *ml_program_plan(const ml_program *program) {
     return program->plan;
 }
 
+const ml_plan *ml_program_retry(const ml_program *program) {
+    return program->retry != NULL ? program->retry->plan : NULL;
+}
+
 double ml_program_bubble(const ml_program *program, double *forecast) {
     return staged_programs.bubble(program, forecast);
 }

@@ -65,6 +65,7 @@ void ml_session_together(ml_session *session, bool on);
 ml_status ml_session_compile(ml_session *session);
 void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
+const ml_plan *ml_program_retry(const ml_program *program); /* its retry's plan; NULL: none */
 /* The share of a step in which the ranks of a pipeline wait for one another, measured in its
  * seventh to ninth step; negative before, and where there is no pipeline. *forecast becomes what
  * the schedule comes to with the times of tasks and messages in the three before (the planned one,

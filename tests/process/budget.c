@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/plan/plan.h"
 #include "tests/process/support.h"
 
 enum { BUDGETS = 5, FEW = 3 };
@@ -61,6 +62,14 @@ PROCESS_TEST(memory_budget_of_microbatches) {
     const double used = 1024 * process_number(r.output, "\"memory_gib\":");
     const double plan = planned(room, "", pipeline);
     EXPECT(fabs(used - plan) <= 0.02 * plan, "%.2f MiB used of %.2f planned", used, plan);
+    /* mlua show: by kind, with the optimizer's states, which only one of the programs has */
+    r = process_shell(room, 0, "sed -n '/\"memory\"/,/}/p' whole/settings.json");
+    double shown = 0;
+    for (int i = 0; i < ML_MEMORY_KINDS; i++)
+        shown +=
+            process_number(r.output, ml_arena_format(room->arena, "\"%s\":", ml_memory_names[i]));
+    EXPECT(shown > 0.9 * plan * (1 << 20) && shown <= plan * (1 << 20),
+           "%.0f bytes shown of %.2f MiB planned", shown, plan);
 }
 
 static double gathers(process_room *room, const char *environment, const char *model) {

@@ -198,8 +198,10 @@ static rank_memory push_memory(lua_State *L) {
     rank_memory rank = {.programs.count = (int)vm_table_length(L, 1)};
     ml_rank_program *at = lua_newuserdatauv(L, (size_t)rank.programs.count * sizeof *at, 0);
     for (int i = 0; i < rank.programs.count; i++) {
-        const ml_plan *plan = vm_program_plan(program_at(L, i + 1));
-        at[i] = (ml_rank_program){plan, plan->retry};
+        const vm_program *program = program_at(L, i + 1);
+        const ml_plan *plan = vm_program_plan(program);
+        const ml_plan *retry = program->program ? ml_program_retry(program->program) : plan->retry;
+        at[i] = (ml_rank_program){plan, retry};
     }
     rank.programs.at = at;
     vm_protect(L, find_largest, &rank);
@@ -620,6 +622,18 @@ int vm_report_rest(lua_State *L) {
     return 0;
 }
 
+static int core_rank_memory(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    if (vm_table_length(L, 1) < 1) vm_fail(L, NULL, "rank_memory needs a program");
+    const rank_memory rank = push_memory(L);
+    lua_newtable(L);
+    for (int i = 0; i < ML_MEMORY_KINDS; i++)
+        vm_set_integer(L, ml_memory_names[i],
+                       rank.largest->kind_bytes[i] + rank.beside.kind_bytes[i]);
+    return 1;
+}
+
 static int core_predicted_seconds(lua_State *L) {
     vm_predicted predicted = {0};
     lua_settop(L, 1);
@@ -635,6 +649,8 @@ static int core_predicted_seconds(lua_State *L) {
 static const vm_entry functions[] = {
     {"predicted_seconds", core_predicted_seconds, "program: Program -> number?",
      "the time that mlua check predicts of a run; nil where nothing is known of the device"},
+    {"rank_memory", core_rank_memory, "programs: Program[] -> table<string, integer>",
+     "bytes by kind that a rank takes at its peak for all of these programs: the peak of a report"},
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
