@@ -479,7 +479,7 @@ static double rank_seconds(const struct ml_pipeline_plan *p, int rank) {
     return seconds;
 }
 
-static void measure(const ml_plan *plan, plan_size *size) {
+static void measure(ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
     size->reach = plan->reach_bytes;
@@ -496,7 +496,8 @@ static void measure(const ml_plan *plan, plan_size *size) {
     size->states = least_states(plan, size->caches);
     const update_memory update = update_needs(plan);
     const int64_t arena = update.temporaries + update.copies;
-    size->moments = update.states;
+    plan->update_states = size->moments = update.states;
+    plan->update_arena = arena;
     size->shared = plan->peak_bytes - plan->arena_bytes + arena;
     /* Copies of what stages save take nothing out of the arena, others of temporaries all. */
     const int64_t shared = size->shared - (p != NULL ? size->peak - size->reach : 0);

@@ -40,12 +40,23 @@ const ml_layout *session_unbounded(ml_session *session, const ml_layout *layout)
     return unbounded;
 }
 
+/* It leaves room for the program that sets the parameters after all microbatches. */
+static ml_status room_check(const ml_program *retry) {
+    const ml_session *session = retry->session;
+    const int64_t limit = session->device->target.memory_bytes;
+    ml_beside beside;
+    ML_TRY(session_beside(session, retry->plan, &beside));
+    if (limit <= 0 || retry->plan->peak_bytes + beside.bytes + beside.later <= limit) return ML_OK;
+    return ml_fail(ML_TOO_LARGE, "no memory is left for steps that are done again");
+}
+
 /* Plan it, and reserve the memory that it needs beside the program's. */
 static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_program *retry) {
     ml_session *session = program->session;
     bool pipelined = program->plan->pipeline != NULL;
     const ml_layout *layout = session_unbounded(session, program->plan->layout);
     ml_status status = session_plan(session, roots, layout, pipelined, &retry->plan);
+    if (status == ML_OK) status = room_check(retry);
     if (status == ML_OK) status = program_reserve(retry);
     if (status == ML_OK) status = retry_inputs(retry);
     if (status != ML_OK || !pipelined) return status;
@@ -161,6 +172,6 @@ ml_status retry_settle(ml_program *program, ml_program **done) {
     }
     ml_fail(ML_INVALID, "%s", text);
     return ml_help("exchange = %.1f in the layout, or none: then weights are gathered, and no "
-                   "load is too uneven",
+                   "load is too uneven; or more memory, so that such steps are done again",
                    enough(found.factor));
 }

@@ -8,7 +8,6 @@
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/plan/arena_offsets.h"
-#include "runtime/plan/beside.h"
 
 /* ---- making ---- */
 /* Inputs of the program, and not what stages receive or keep. */
@@ -176,8 +175,9 @@ ml_status program_reserve(ml_program *program) {
     if (status == ML_OK) status = session_grow(session);
     if (status != ML_OK) return status;
     if (program->plan->pipeline != NULL) session_release(session);
-    require_call call = {.program = program};
-    ML_TRY(session_beside(session, program->plan, &call.extra));
+    ml_beside beside;
+    ML_TRY(session_beside(session, program->plan, &beside));
+    require_call call = {program, beside.bytes};
     ML_TRY(ml_protect(require_body, &call));
     program_hold_cache(program);
     status = states_allocate(program);
@@ -324,9 +324,9 @@ static ml_status keep_less(ml_program *program, const ml_roots *roots, const ml_
     ml_session *session = program->session;
     int64_t limit = session->device->target.memory_bytes;
     if (program->plan->rebuild == NULL || limit <= 0) return ML_OK;
-    int64_t beside = 0;
+    ml_beside beside;
     ml_status status = session_beside(session, program->plan, &beside);
-    if (status != ML_OK || program->plan->peak_bytes + beside <= limit) return status;
+    if (status != ML_OK || program->plan->peak_bytes + beside.bytes <= limit) return status;
     ml_roots seldom = *roots;
     seldom.often = false;
     ml_plan_free(program->plan);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "runtime/pipeline/plan.h"
-#include "runtime/plan/beside.h"
 
 typedef struct {
     ml_graph *graph;
@@ -134,8 +133,12 @@ typedef struct {
     const ml_plans *others; /* of a check; NULL: those of the session */
     ml_arena *scratch;
     ml_beside beside;
-    int64_t most; /* bytes of both: of the stage that needs the most */
+    int64_t most; /* bytes of both and of what is made later: of the stage that needs the most */
 } beside_call;
+
+static int64_t needed(const beside_call *call) {
+    return call->plan->peak_bytes + call->beside.bytes + call->beside.later;
+}
 
 /* With the states and the arena that there are already, whichever program they were for. */
 static void beside_session(void *context) {
@@ -157,7 +160,7 @@ static void beside_session(void *context) {
                 (ml_held_state){id, ml_plan_memory_kind(ml_graph_state(session->graph, id)->kind),
                                 session->states[id].bytes};
     call->beside = ml_plan_beside(call->plan, &programs);
-    call->most = call->beside.bytes + call->plan->peak_bytes;
+    call->most = needed(call);
 }
 
 static void account_stage(const beside_call *call, int coordinate) {
@@ -180,9 +183,8 @@ static void beside_others(void *context) {
     for (int r = 0; r < ranks; r++) {
         if (call->plan->pipeline != NULL) account_stage(call, r);
         call->beside = ml_plan_beside(call->plan, &programs);
-        const int64_t here = call->beside.bytes + call->plan->peak_bytes;
         if (call->beside.bytes > most.bytes) most = call->beside;
-        if (here > call->most) call->most = here;
+        if (needed(call) > call->most) call->most = needed(call);
     }
     if (call->plan->pipeline != NULL) account_stage(call, -1);
     call->beside = most;
@@ -196,10 +198,10 @@ static ml_status find_beside(beside_call *call) {
     return status;
 }
 
-ml_status session_beside(const ml_session *session, ml_plan *plan, int64_t *bytes) {
+ml_status session_beside(const ml_session *session, ml_plan *plan, ml_beside *beside) {
     beside_call call = {session, plan, NULL};
     ml_status status = find_beside(&call);
-    *bytes = call.beside.bytes;
+    *beside = call.beside;
     return status;
 }
 
@@ -224,19 +226,47 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
     return plan_beside(session, roots, &session->device->target, layout, pipelined, NULL, plan);
 }
 
-/* The memory that a run would set aside for doing steps again (overflow_retry.c). */
+typedef struct {
+    const ml_plan *plan;
+    ml_plan *retry;
+    ml_beside beside; /* of the retry */
+} retry_call;
+
+static void beside_retry(void *context) {
+    retry_call *call = context;
+    if (call->retry->pipeline != NULL)
+        pipeline_memory(call->retry, call->plan->pipeline->coordinate);
+    const ml_rank_program both = {call->plan, call->retry};
+    const ml_rank_programs programs = {.at = &both, .count = 1};
+    call->beside = ml_plan_beside(call->retry, &programs);
+}
+
+/* The memory that a run would set aside for doing steps again (overflow_retry.c): all that is left,
+ * or less; without room for it there is none. */
 static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml_target *target,
                             ml_plan *plan) {
-    ml_plan *retry = NULL;
+    retry_call call = {plan, NULL};
     if (!plan->may_overflow) return ML_OK;
     const ml_layout *unbounded = session_unbounded(session, plan->layout);
     ml_compile_log *log = session->options.log;
     session->options.log = NULL; /* that of the program itself */
-    ml_status status =
-        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, 0, &retry);
+    ml_status status = ML_OK;
+    bool fits = false;
+    for (int i = 0; i < 2 && !fits && status == ML_OK; i++) {
+        ml_plan_free(call.retry);
+        status = plan_under(session, roots, target, unbounded, plan->pipeline != NULL,
+                            call.beside.bytes, &call.retry);
+        if (status == ML_OK) status = ml_protect(beside_retry, &call);
+        if (status != ML_OK) break;
+        fits =
+            target->memory_bytes == 0 ||
+            call.retry->peak_bytes + call.beside.bytes + call.beside.later <= target->memory_bytes;
+    }
     session->options.log = log;
-    if (status == ML_OK && !ml_plan_set_retry(plan, retry, target->memory_bytes))
-        ml_plan_free(retry);
+    if (status == ML_OK && fits)
+        ml_plan_set_retry(plan, call.retry);
+    else
+        ml_plan_free(call.retry);
     return status;
 }
 

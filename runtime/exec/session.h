@@ -3,6 +3,7 @@
 #define ML_SESSION_H
 
 #include "runtime/exec/program.h"
+#include "runtime/plan/beside.h"
 
 typedef struct {
     void *memory;     /* NULL until the first program uses it */
@@ -116,8 +117,8 @@ void program_hold_cache(ml_program *program);
 void program_release_cache(ml_program *program);
 /* The address of a state, a temporary or a coordinate. */
 void *program_address(const ml_program *program, const ml_storage *storage);
-/* What other programs of the session hold beside one with this plan, in bytes. */
-ml_status session_beside(const ml_session *session, ml_plan *plan, int64_t *bytes);
+/* What other programs of the session hold beside one with this plan. */
+ml_status session_beside(const ml_session *session, ml_plan *plan, ml_beside *beside);
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan);

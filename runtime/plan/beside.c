@@ -105,5 +105,6 @@ ml_beside ml_plan_beside(const ml_plan *plan, const ml_rank_programs *programs) 
     beside.kind_bytes[ML_MEMORY_ACTIVATIONS] += all.arena - own.arena + all.buffers - own.buffers;
     beside.kind_bytes[ML_MEMORY_WORKSPACE] += all.library - own.library + all.inputs - own.inputs;
     for (int i = 0; i < ML_MEMORY_KINDS; i++) beside.bytes += beside.kind_bytes[i];
+    beside.later = plan->update_states + larger(0, plan->update_arena - all.arena);
     return beside;
 }

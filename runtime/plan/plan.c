@@ -100,23 +100,18 @@ static int64_t beyond(int64_t bytes, int64_t others) {
     return bytes > others ? bytes - others : 0;
 }
 
-static int64_t retry_bytes(const ml_plan *plan, const ml_plan *retry) {
-    return beyond(retry->arena_bytes, plan->arena_bytes) +
-           beyond(retry->library_bytes, plan->library_bytes) +
-           beyond(retry->buffer_bytes, plan->buffer_bytes);
-}
-
 void plan_retry_account(ml_plan *plan) {
-    int64_t bytes = retry_bytes(plan, plan->retry);
+    const ml_plan *retry = plan->retry;
+    const int64_t bytes = beyond(retry->arena_bytes, plan->arena_bytes) +
+                          beyond(retry->library_bytes, plan->library_bytes) +
+                          beyond(retry->buffer_bytes, plan->buffer_bytes);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += bytes;
     plan->peak_bytes += bytes;
 }
 
-bool ml_plan_set_retry(ml_plan *plan, ml_plan *retry, int64_t limit) {
-    if (limit > 0 && plan->peak_bytes + retry_bytes(plan, retry) > limit) return false;
+void ml_plan_set_retry(ml_plan *plan, ml_plan *retry) {
     plan->retry = retry;
     plan_retry_account(plan);
-    return true;
 }
 
 /* Insert a part's storages into the sorted list. */

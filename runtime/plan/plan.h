@@ -64,6 +64,9 @@ struct ml_plan {
     int64_t buffer_bytes;   /* of pipeline stages: values saved for open microbatches */
     int64_t input_bytes;    /* inputs; of pipeline stages, copies of states for a repeated step */
     ml_held_states states;  /* that the rank has for it and its rebuild, each once */
+    /* Of microbatches: what the program that sets the parameters, which is made later, will need of
+     * states beside these and of the arena. */
+    int64_t update_states, update_arena;
     /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
      * bytes that are copied each way, what that adds to computation by the planner's machine, and
      * the peak that as many copies as computation hides would reach. */
@@ -78,9 +81,8 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
-/* Takes `retry`, and its memory into the accounts, if both fit in `limit` bytes (0: any); false
- * where not, for a run would have none. */
-bool ml_plan_set_retry(ml_plan *plan, ml_plan *retry, int64_t limit);
+/* Takes `retry`, and its memory into the accounts. */
+void ml_plan_set_retry(ml_plan *plan, ml_plan *retry);
 /* The type of a rank's part of a state or input. */
 ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);

@@ -102,3 +102,21 @@ PROCESS_TEST(exchanges_take_what_a_check_reports) {
     EXPECT(fabs(taken - reported) <= 0.03 * reported, "%.0f bytes planned, %.0f taken", reported,
            taken);
 }
+
+/* Memory for steps that are done again is set aside where the program that sets the parameters
+ * leaves it: less memory than both take is enough, and more fits as well. */
+PROCESS_TEST(exchanges_fit_where_less_fits) {
+    static const char check[] =
+        "check --device cpu --json --mesh dp=2,ep=2 \"$ROOT/models/gpt_moe.lua\" layers=2 embed=32 "
+        "heads=4 kv_heads=4 ffn=512 experts=8 seq=16 batch=64 accum=4 vocab=256 sample=0 "
+        "exchange=1";
+    double whole = process_number(process_run(room, 0, "", check).output, "\"peak_bytes\":");
+    process_result r = process_run(room, 1, "", "%s --memory 1MiB", check);
+    double least = process_number(r.output, "\"peak_bytes\":");
+    CHECK(least < 0.97 * whole);
+    for (int i = 1; i <= 4; i++) {
+        double budget = least + 0.01 * (4 - i) * least / 4 + (whole - least) * i / 4;
+        r = process_run(room, 0, "", "%s --memory %.4fMiB", check, budget / (1 << 20));
+        CHECK(process_number(r.output, "\"peak_bytes\":") <= budget);
+    }
+}
