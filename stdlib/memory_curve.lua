@@ -89,7 +89,7 @@ end
 
 return function()
   local ends = check { ENOUGH, NONE }
-  local most, least = ends[1].peak_bytes / 2 ^ 30, ends[2].peak_bytes / 2 ^ 30
+  local most, least = ends[1].process_bytes / 2 ^ 30, ends[2].process_bytes / 2 ^ 30
   local budgets = {}
   for i = 1, POINTS do budgets[i] = least + (most - least) * i / (POINTS + 1) end
   local rows = check(budgets)
@@ -99,7 +99,7 @@ return function()
   local fastest = ends[1].predicted and ends[1].predicted.seconds
   if options.json then
     local points = {}
-    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed,
+    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, process_bytes = r.process_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed,
       offloaded = r.offloaded, host_bytes = r.host_bytes, host_copies = r.predicted and r.predicted.host_copies,
       host_wait = r.predicted and r.predicted.host_wait } end
     io.write(core.to_json(points), "\n")
@@ -108,7 +108,7 @@ return function()
     local before, above
     for i = #rows, 1, -1 do
       local r = rows[i]
-      local row = ("%8.2f"):format(r.peak_bytes / 2 ^ 30)
+      local row = ("%8.2f"):format(r.process_bytes / 2 ^ 30)
       if fastest then row = row .. ("  %10.1f  %6.1f %%"):format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
       if row ~= before then
         print(row)

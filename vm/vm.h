@@ -177,6 +177,7 @@ typedef struct ml_vm {
     const char *unsaved;      /* why the run's end is not saved, interned; NULL: it is, or no run */
     bool device_failed;       /* an error of the device, or of other ranks, was raised */
     ml_target check_target;   /* of a check and the prompt: what is planned for */
+    int64_t check_ranks;      /* of the GPU that is planned for; 0: of no known one */
     const char *check_device; /* its description */
     struct {
         bool given;    /* the script gave math.randomseed a seed: the session's does not count */

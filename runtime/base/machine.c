@@ -15,6 +15,32 @@ const ml_gpu ml_gpus[] = {
     {NULL, NULL, 0, 0, 0, 0, false},
 };
 
+const ml_outside ml_gpu_outside = {
+    .context = (int64_t)532 << 20, /* measured: H200, driver 13.0 */
+    .libraries = (int64_t)512 << 20,
+    .communicators = (int64_t)1 << 30,
+    .copies = (int64_t)128 << 20,
+};
+
+static int64_t copies_of(int64_t plans) {
+    return plans / 1024 < ml_gpu_outside.copies ? plans / 1024 : ml_gpu_outside.copies;
+}
+
+int64_t ml_plan_bytes(int64_t process, bool several) {
+    const ml_outside *o = &ml_gpu_outside;
+    int64_t left = process - o->context - o->libraries;
+    if (left < 1) return 1;
+    if (several && left > 8 * o->communicators) left -= o->communicators;
+    return several ? left - copies_of(left) : left;
+}
+
+int64_t ml_process_bytes(int64_t plans, bool several) {
+    const ml_outside *o = &ml_gpu_outside;
+    int64_t all = plans + o->context + o->libraries;
+    if (several && plans > 7 * o->communicators) all += o->communicators;
+    return several ? all + copies_of(plans) : all;
+}
+
 /* What an H200 was measured to reach is in comments: estimates are a little below. */
 const ml_machine ml_machine_planned = {
     .product_flops = 600e12,    /* assumed; measured 660e12 to 800e12; data sheet 989e12 */

@@ -21,6 +21,19 @@ typedef struct {
 } ml_gpu;
 extern const ml_gpu ml_gpus[]; /* the first one is the H200; a row without a key ends it */
 
+/* Bytes of a GPU that a process takes beside its plans. */
+typedef struct {
+    int64_t context;       /* the driver's */
+    int64_t libraries;     /* left for their code and memory */
+    int64_t communicators; /* of several ranks, and rings for messages: what they may take */
+    int64_t copies;        /* likewise, at most: buffers of copies between GPUs of a host */
+} ml_outside;
+extern const ml_outside ml_gpu_outside;
+/* What a process, one of several ranks or alone, that has so many bytes leaves to its plans; and
+ * what it takes where these take so many. */
+int64_t ml_plan_bytes(int64_t process, bool several);
+int64_t ml_process_bytes(int64_t plans, bool several);
+
 typedef struct {
     double product_flops;     /* a second, of bf16 products */
     double memory_bytes;      /* a second, of kernels that wait for memory */

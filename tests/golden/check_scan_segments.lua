@@ -1,4 +1,4 @@
--- args: check --device h100 SCRIPT --memory 0.0016 </dev/null 2>&1 | grep -A1 "scan over"
+-- args: check --device h100 SCRIPT --memory 1.02113 </dev/null 2>&1 | grep -A1 "scan over"
 -- Of a scan without a form in chunks, states at all positions are stored where they fit; with less memory those before segments are,
 -- of the longest that fit.
 local m = require "mlua"

@@ -1,4 +1,4 @@
--- args: check --device h200 --memory 5.2GiB SCRIPT </dev/null 2>&1 | sed -n -e "/^peak memory/p" -e "/^host memory/p"
+-- args: check --device h200 --memory 6.22GiB SCRIPT </dev/null 2>&1 | sed -n -e "/^peak memory/p" -e "/^host memory/p"
 -- Values of the first layer wait for the backward pass in host memory.
 local m = require "mlua"
 local A = m.axes { embed = 1024, ffn = 4096, vocab = 512, batch = 64, seq = 512 }

@@ -6,6 +6,7 @@
 #include "tests/process/support.h"
 
 enum { STEPS = 3 };
+static const double OUTSIDE = 1.02; /* GiB that a process takes beside its plans (machine.c) */
 
 /* Logits of 4 MiB, in 4 chunks and whole; one microbatch after the other in 2. */
 static process_step *check_chunks(process_room *room, const char *model, char **script) {
@@ -73,7 +74,8 @@ PROCESS_TEST(memory_of_presets) {
         double budget = models[i].share * models[i].peer;
         usage all = planned(room, "", arguments);
         usage less = planned(
-            room, "", ml_arena_format(room->arena, "%s --memory %.2fGiB", arguments, budget));
+            room, "",
+            ml_arena_format(room->arena, "%s --memory %.2fGiB", arguments, budget + OUTSIDE));
         EXPECT(less.gib > 0 && less.gib <= budget && less.ms < 1.021 * all.ms,
                "%s is planned with %.2f GiB, %.1f ms where all take %.1f", arguments, less.gib,
                less.ms, all.ms);
@@ -145,7 +147,7 @@ PROCESS_TEST(offload_of_stages) {
         room, 0, "MLUA_HOST_LINK=50",
         "check \"$ROOT\"/models/llama.lua layers=8 embed=2048 heads=16 kv_heads=8 ffn=5632 --json "
         "vocab=1000 batch=16 seq=4096 accum=8 --mesh pp=2 --device h200 --memory 6.8GiB");
-    CHECK(json_number(&plan, "\"peak_bytes\":") <= 6.8 * (1 << 30));
+    CHECK(json_number(&plan, "\"process_bytes\":") <= 6.8 * (1 << 30));
     CHECK(json_number(&plan, "\"host_copies\":") > 0.01);
     CHECK(json_number(&plan, "\"host_wait\":") < 0.0005);
 }

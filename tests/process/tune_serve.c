@@ -40,7 +40,7 @@ PROCESS_TEST(tune_serve_keeps_to_a_latency) {
 PROCESS_TEST(tune_serve_splits_over_ranks) {
     process_result r = process_run(
         room, 0, "",
-        "tune " MODEL " --serve --gpus 2 --device h200 --precision bf16 --memory 0.6 --first 2 "
+        "tune " MODEL " --serve --gpus 2 --device h200 --precision bf16 --memory 1.62 --first 2 "
         "--within 60");
     process_expect(&r, " on each of 2 servers");
     process_expect(&r, " --mesh tp=2 -n 2");

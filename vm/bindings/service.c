@@ -198,11 +198,16 @@ static int core_set_seed(lua_State *L) {
 
 /* ---- Device ---------------------------------------------------------------------------------- */
 
-/* --memory, and --nodes: of which the ranks that --mesh makes are. */
-static void set_options(const vm_options *o, ml_target *target) {
+/* --memory, and --nodes: of which the ranks that --mesh makes are. Of a GPU plans have what a run's
+ * process leaves. */
+static void set_options(ml_vm *vm, bool gpu) {
+    const vm_options *o = vm->options;
+    ml_target *target = &vm->check_target;
     int64_t ranks = 1;
     for (int i = 0; i < o->mesh_count; i++) ranks *= strtoll(o->mesh[i].text, NULL, 10);
     if (o->memory > 0) target->memory_bytes = (int64_t)(o->memory * (1 << 30));
+    if (gpu) target->memory_bytes = ml_plan_bytes(target->memory_bytes, ranks > 1);
+    vm->check_ranks = gpu ? ranks : 0;
     if (o->hosts > 0) target->host_ranks = (int)((ranks - 1) / o->hosts + 1);
 }
 
@@ -227,7 +232,7 @@ static void choose_target(lua_State *L) {
         lua_pushstring(L, device->description);
     }
     ml_target_set_options(&vm->check_target);
-    set_options(vm->options, &vm->check_target);
+    set_options(vm, gpu != NULL);
     vm->check_device = vm_intern(L, lua_tostring(L, -1));
     lua_pop(L, 1);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
@@ -80,6 +81,19 @@ static const char *flops_text(lua_State *L, double flops) {
 
 static const char *device_text(const ml_vm *vm) {
     return vm->check_device ? vm->check_device : ml_session_device(vm->session)->description;
+}
+
+/* What has so many bytes for plans: with --memory, or the device. */
+static const char *limit_text(lua_State *L) {
+    const ml_vm *vm = vm_of(L);
+    if (vm->options->memory <= 0 || vm->check_ranks == 0) return device_text(vm);
+    return lua_pushfstring(L, "%s with --memory %sGiB", device_text(vm),
+                           lua_pushfstring(L, "%f", vm->options->memory));
+}
+
+/* Device memory of a run's process whose plans take so many bytes. */
+static int64_t process_bytes(const ml_vm *vm, int64_t plans) {
+    return vm->check_ranks > 0 ? ml_process_bytes(plans, vm->check_ranks > 1) : plans;
 }
 
 static int compare_keys(const void *left, const void *right) {
@@ -429,9 +443,13 @@ static void print_work(lua_State *L, const report *r, double tokens) {
 }
 
 static void print_memory(lua_State *L, const report *r) {
+    const int64_t process = process_bytes(vm_of(L), r->peak_bytes);
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
+    if (process > r->peak_bytes)
+        printf("process         %s with its context, libraries and communicators (--memory)\n",
+               bytes_text(L, process));
     if (r->host_bytes == 0) return;
     printf("host memory     %s pinned", bytes_text(L, r->host_bytes));
     printf(" for %s offloaded a run", bytes_text(L, r->offloaded_bytes));
@@ -498,6 +516,9 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         "kernels_to_compile", r->distinct, "matrix_products", r->gemms, "attentions", r->attentions,
         "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes, "memory_bytes",
         memory, "largest", largest_json(L, r->largest));
+    if (object)
+        json_object_set_new(object, "process_bytes",
+                            json_integer((json_int_t)process_bytes(vm, r->peak_bytes)));
     if (object) traffic_json(L, &r->traffic, object);
     if (object && r->step_programs < vm_table_length(L, 1)) {
         json_t *between = json_object();
@@ -603,7 +624,7 @@ static int core_report(lua_State *L) {
     output_discard(vm, discards);
     ml_time_part("report");
     if (!r.fits) {
-        require_call call = {r.largest, r.other_bytes, target->memory_bytes, device_text(vm)};
+        require_call call = {r.largest, r.other_bytes, target->memory_bytes, limit_text(L)};
         vm_protect(L, require_memory, &call);
     }
     return 0;

@@ -51,7 +51,7 @@ static ml_status read_target(cuda_device *d) {
     target->host_bytes = ml_machine_host(target->arch);
     target->host_memory = ml_memory_here() / 2;
     /* Library code, the context's own memory and workspace take some of what is free now. */
-    int64_t reserve = (int64_t)512 << 20;
+    const int64_t reserve = ml_gpu_outside.libraries;
     target->memory_bytes =
         (int64_t)free_bytes > 2 * reserve ? (int64_t)free_bytes - reserve : (int64_t)free_bytes / 2;
     snprintf(d->base.description, sizeof d->base.description,

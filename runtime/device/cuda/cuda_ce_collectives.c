@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/base/process.h"
 
 enum { KINDS = 2, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
@@ -65,7 +66,7 @@ static double seconds(void) {
 
 /* ---- The device's part ----------------------------------------------------------------------- */
 static int64_t buffer_bytes(int64_t memory_bytes) {
-    const int64_t most = 128 << 20;
+    const int64_t most = ml_gpu_outside.copies;
     return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
 }
 

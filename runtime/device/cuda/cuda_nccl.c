@@ -12,6 +12,7 @@
 
 #include "runtime/base/dynamic.h"
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/base/process.h"
 
 /* ---- The library ----------------------------------------------------------------------------- */
@@ -70,8 +71,6 @@ static struct {
 } nccl;
 
 enum { OLDEST = 21800, ORDERS = 22600 };
-/* What communicators and rings for messages (cuda_p2p_ring.c) may take of the GPU. */
-static const int64_t BUFFER_BYTES = (int64_t)1 << 30;
 
 /* Whether NCCL is to keep the order of calls between communicators, and can: unless the user says
  * otherwise. Not where a program uses one at most, as the order costs 0.13 ms a call in a CUDA
@@ -318,7 +317,8 @@ ml_status cuda_nccl_join(ml_device *device) {
     d->nccl = n;
     describe_mesh(n, device->ranks);
     if (device->options.hosts > 1) set_host(ml_comm_host(device->ranks->comm));
-    if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
+    const int64_t buffers = ml_gpu_outside.communicators;
+    if (device->target.memory_bytes > 8 * buffers) device->target.memory_bytes -= buffers;
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;
