@@ -22,6 +22,11 @@ const ml_outside ml_gpu_outside = {
     .copies = (int64_t)128 << 20,
 };
 
+int64_t ml_communicator_bytes(int64_t left) {
+    const int64_t most = ml_gpu_outside.communicators, beyond = left - 7 * most;
+    return beyond < 0 ? 0 : beyond < most ? beyond : most;
+}
+
 static int64_t copies_of(int64_t plans) {
     return plans / 1024 < ml_gpu_outside.copies ? plans / 1024 : ml_gpu_outside.copies;
 }
@@ -30,7 +35,7 @@ int64_t ml_plan_bytes(int64_t process, bool several) {
     const ml_outside *o = &ml_gpu_outside;
     int64_t left = process - o->context - o->libraries;
     if (left < 1) return 1;
-    if (several && left > 8 * o->communicators) left -= o->communicators;
+    if (several) left -= ml_communicator_bytes(left);
     return several ? left - copies_of(left) : left;
 }
 

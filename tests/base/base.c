@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/base/pool.h"
 #include "runtime/base/suggest.h"
 #include "tests/test.h"
@@ -183,4 +184,19 @@ TEST(base, suggestions) {
     CHECK_TEXT(ml_suggest("sq", words, 6), "seq");
     CHECK(!ml_suggest("vocabulary", words, 6));
     CHECK(!ml_suggest("", words, 6));
+}
+
+/* More memory of a process never leaves less to plans, and what plans have is never more than the
+ * process has: one that is given what they take, all told, leaves them that. */
+TEST(base, memory_of_a_process_and_of_its_plans) {
+    for (int several = 0; several < 2; several++) {
+        int64_t before = 0;
+        for (int64_t process = 1 << 20; process < (int64_t)200 << 30; process += process / 64) {
+            const int64_t plans = ml_plan_bytes(process, several);
+            CHECK(plans >= before && plans < process);
+            CHECK(plans == 1 || ml_process_bytes(plans, several) <= process + (1 << 20));
+            CHECK(ml_plan_bytes(ml_process_bytes(plans, several), several) >= plans - (1 << 20));
+            before = plans;
+        }
+    }
 }

@@ -178,7 +178,8 @@ static void check_times(process_room *room, const char *model, double low, doubl
             "check \"$ROOT/models/%s --device h200 --json --memory %.3fGiB", model, budget);
         if (r.code != 0) process_expect(&r, "the program needs");
         const char *predicted = strstr(r.output, "\"predicted\":");
-        const double seconds = predicted ? process_number(predicted, "\"seconds\":") : 0;
+        const bool fits = r.code == 0 && predicted;
+        const double seconds = fits ? process_number(predicted, "\"seconds\":") : 0;
         EXPECT(r.code != 0 || seconds > 0, "%s: no time in %.2f GiB", model, budget);
         EXPECT(r.code == 0 || least == 1e9, "%s: less than %.2f GiB is enough", model, budget);
         EXPECT(seconds <= 1.02 * least, "%s: %.1f ms in %.2f GiB, %.1f ms in less", model,

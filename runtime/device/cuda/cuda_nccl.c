@@ -317,8 +317,7 @@ ml_status cuda_nccl_join(ml_device *device) {
     d->nccl = n;
     describe_mesh(n, device->ranks);
     if (device->options.hosts > 1) set_host(ml_comm_host(device->ranks->comm));
-    const int64_t buffers = ml_gpu_outside.communicators;
-    if (device->target.memory_bytes > 8 * buffers) device->target.memory_bytes -= buffers;
+    device->target.memory_bytes -= ml_communicator_bytes(device->target.memory_bytes);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;
