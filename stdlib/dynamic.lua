@@ -91,10 +91,14 @@ end
 ---The longest row of one rank: its program is the lead of mixed microbatches.
 function dynamic.lead(o, rows) return rows[#o.dynamic.groups[1].lengths] end
 
----The fewest microbatches of a step: of rows that are full.
-function dynamic.least_slots(o)
-  local multiple = math.max(o.dynamic.slots, 1)
-  return math.ceil(o.accum / multiple) * multiple
+---By what a step's time and work are stated: the program of one rank's row that is about as long as a microbatch of `accum`, how many
+---of these rows, full, hold the rank's share of the tokens, and in how many microbatches of a pipeline.
+---@return Program, number, integer
+function dynamic.stated(o, rows)
+  local d, lengths, n = o.dynamic, o.dynamic.groups[1].lengths, 1
+  while lengths[n] < d.most do n = n + 1 end
+  local times, multiple = o.step_tokens / (d.ranks * d.batch * lengths[n]), math.max(d.slots, 1)
+  return rows[n].program, times, math.ceil(times / multiple) * multiple
 end
 
 ---What mlua check says.

@@ -110,17 +110,19 @@ function m.train(options)
     micro, finish = step_of.accumulated_step(o)
   end
   local programs = step_program and { step_program } or { micro, finish }
+  local stated, times, parts = programs[1], o.accum, nil -- the program by whose runs a step's time and work are stated
+  if rows then stated, times, parts = dynamic.stated(o, rows) end
   local evaluation = o.eval_every and evaluation_of(o, data, function() return runner end)
   from.load(o.model) -- once the programs are made, and every rank knows which states it holds
   if mode == "check" then
-    local all = table.move(programs, 1, #programs, 1, {})
+    local all = { stated, finish }
     all[#all + 1] = evaluation and evaluation.program
     for _, row in ipairs(rows or {}) do
-      if row.program ~= micro then all[#all + 1] = row.program end
+      if row.program ~= stated then all[#all + 1] = row.program end
     end
-    if rows then micro:microbatches(dynamic.least_slots(o)) end -- its time is that of a step whose rows are full
+    if rows then stated:microbatches(parts) end
     known.note_training(o)
-    core.report(all, { tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
+    core.report(all, { tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros
@@ -130,8 +132,7 @@ function m.train(options)
   runner = rows and dynamic.runner(o, rows, data)
   if keeper.done > 0 then o.progress.advance(o.batch.size * keeper.done, keeper.done) end
   if evaluation and not keeper.result then evaluation.prepare() end
-  local flops = 0
-  for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
+  local flops = stated:plan().flops * times + (finish and finish:plan().flops or 0)
   if keeper.result then return keeper:over(keeper.result) end
   keeper:start(programs)
   core.begin_step() -- what runs ahead of step 1 is none

@@ -72,3 +72,17 @@ PROCESS_TEST(check_predicts_by_what_doctor_measured) {
     CHECK(process_number(served.output, "\"measured\":") > 0);
     CHECK(process_number(served.output, "\"measured_first_seconds\":") > 0);
 }
+
+/* Rows of cp = "dynamic" may be longer than a microbatch: a step then has fewer of them. */
+PROCESS_TEST(check_counts_the_work_of_dynamic_context_once) {
+    double flops[2];
+    for (int i = 0; i < 2; i++) {
+        process_result r = process_run(
+            room, 0, "",
+            "check --json --device h200 $ROOT/tests/lua/lib/drawn_documents.lua accum=4 "
+            "--mesh dp=2 %s",
+            i ? "--layout cp=dynamic" : "");
+        flops[i] = process_number(r.output, "\"flops\":");
+    }
+    EXPECT(flops[1] > 0 && flops[1] == flops[0], "%.0f in place of %.0f", flops[1], flops[0]);
+}

@@ -298,7 +298,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
             precision_add(L, &r->products, plan->parts[p], i == 1 ? accum : 1);
         }
         list_kernels(plan, list, &key_count);
-        traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
+        traffic_add(&r->traffic, plan, i == 1 ? (int64_t)(accum + 0.5) : 1);
         if (plan->rebuild && plan->roots.microbatches > 1) /* before the first of them */
             traffic_add(&r->traffic, plan->rebuild, 1);
     }
@@ -673,7 +673,7 @@ static const vm_entry functions[] = {
     {"rank_memory", core_rank_memory, "programs: Program[] -> table<string, integer>",
      "bytes by kind that a rank takes at its peak for all of these programs: the peak of a report"},
     {"report", core_report,
-     "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
+     "programs: Program[], options?: {parameters: State[], tokens: number, accum: number, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
      "groups: string}",
      "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
