@@ -8,9 +8,8 @@
 /* A sequence: in descending order of lengths. */
 typedef struct {
     ml_sequence sequence;
-    int group;        /* the least that it needs */
-    uint32_t row;     /* of the microbatch of larger groups that it is in, from 1; 0: in none yet */
-    uint32_t shorter; /* the next one that may be free; itself while it is free */
+    int group;     /* the least that it needs */
+    uint32_t next; /* of those that need groups, on its row: 1 + its number; 0: none */
 } candidate;
 
 typedef struct {
@@ -19,6 +18,10 @@ typedef struct {
     ml_step_placement *out;
     candidate *all;
     uint32_t count;
+    uint32_t end[ML_GROUP_SIZES + 1]; /* of the sequences that need groups of this size or larger */
+    /* By sequence: the next one that may be free, itself while it is free. Of those of one rank;
+     * of those that need larger groups. */
+    uint32_t *alone, *grouped;
     int longer; /* rows of larger groups may be so many lengths longer than they need to be */
     bool apart; /* each of them has one sequence that needs the group, else as many as it holds */
 } planner;

@@ -96,7 +96,7 @@ static void place_alone(planner *p) {
     int64_t *home = ML_NEW_ARRAY(p->arena, int64_t, p->count + 1);
     for (uint32_t i = 0; i < p->count; i++) {
         home[i] = -1;
-        if (p->all[i].shorter != i) continue;
+        if (p->alone[i] != i) continue;
         double length = (double)p->all[i].sequence.length;
         home[i] = l.heap[0];
         l.seconds[home[i]] += length * (linear + quadratic * length);
@@ -129,7 +129,7 @@ static void place_together(planner *p) {
     for (int g = p->costs->count - 1; g > 0; g--)
         while ((m = long_rows(p, g)) != NULL) ranks_load(p, m);
     for (uint32_t i = 0; i < p->count; i++)
-        if (p->all[i].shorter == i) list[count++] = i;
+        if (p->alone[i] == i) list[count++] = i;
     if (count > 0) pack(p, 0, list, count);
     while (slots > 0 && p->out->microbatches.count % (uint32_t)slots != 0) {
         m = microbatch_begin(p, 0, 0);
@@ -178,7 +178,10 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
                 ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
                          (long long)c->sequence.length);
         c->group = (int)(group - p->costs->group);
+        for (int g = 0; g <= c->group; g++) p->end[g] = i + 1;
     }
+    p->alone = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
+    p->grouped = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
 }
 
 /* ---- The plan of a step ---------------------------------------------------------------------- */
@@ -186,8 +189,9 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
 static void place(planner *p) {
     ml_step_placement *out = p->out;
     for (uint32_t i = 0; i < p->count; i++) {
-        p->all[i].shorter = p->all[i].group ? i + 1 : i;
-        p->all[i].row = 0;
+        p->alone[i] = p->all[i].group ? i + 1 : i;
+        p->grouped[i] = i;
+        p->all[i].next = 0;
     }
     out->sequence = ML_NEW_ARRAY(p->arena, ml_sequence, p->count + 1);
     out->seconds = ML_NEW_ARRAY(p->arena, double, p->costs->ranks);

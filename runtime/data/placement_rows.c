@@ -1,8 +1,6 @@
 /* Microbatches of a placement row by row, and what they take. */
 #include "runtime/data/placement_internal.h"
 
-enum { PLACED = INT32_MAX }; /* candidate.row: in an earlier microbatch */
-
 /* ---- Loads ----------------------------------------------------------------------------------- */
 
 static bool before(const loads *l, int64_t a, int64_t b) {
@@ -63,10 +61,11 @@ static double seconds_of(const planner *p, const ml_microbatch *m) {
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* The number of the longest free sequence of at most `room` tokens among those of one rank;
- * p->count: none. */
-static uint32_t longest_within(planner *p, int64_t room) {
-    uint32_t low = 0, high = p->count; /* descending: the first that fits */
+/* The number of the longest sequence of at most `room` tokens that is free by these links among
+ * those from `low` to `end`; `end`: none. */
+static uint32_t longest_within(const planner *p, uint32_t *links, uint32_t low, uint32_t end,
+                               int64_t room) {
+    uint32_t high = end; /* descending: the first that fits */
     while (low < high) {
         uint32_t middle = (low + high) / 2;
         if (p->all[middle].sequence.length > room)
@@ -74,10 +73,9 @@ static uint32_t longest_within(planner *p, int64_t room) {
         else
             high = middle;
     }
-    while (low < p->count && p->all[low].shorter != low) {
-        uint32_t next = p->all[low].shorter;
-        if (next < p->count && p->all[next].shorter != next)
-            p->all[low].shorter = p->all[next].shorter;
+    while (low < end && links[low] != low) {
+        uint32_t next = links[low];
+        if (next < end && links[next] != next) links[low] = links[next];
         low = next;
     }
     return low;
@@ -111,7 +109,7 @@ void row_append(planner *p, ml_microbatch *m, uint32_t i) {
     int needed = row_for(&p->costs->group[m->group], used);
     if (needed > m->row) m->row = needed;
     p->out->sequence[p->out->sequences++] = p->all[i].sequence;
-    p->all[i].shorter = i + 1;
+    p->alone[i] = i + 1;
     row->sequences++;
 }
 
@@ -128,22 +126,32 @@ void ranks_load(planner *p, const ml_microbatch *m) {
     for (int64_t r = 0; r < ranks; r++) p->out->seconds[m->rank + r] += m->seconds;
 }
 
+/* A row of a larger group: its sequences that need the group. */
+typedef struct {
+    uint32_t first, last; /* 1 + their numbers; 0: none */
+    int64_t used;         /* tokens */
+} long_row;
+
 /* Sequences that need groups of size number g, longest first, to rows of `capacity` tokens: one to
  * each row, then as many more as fit. Returns how many tokens the fullest row has. */
-static int64_t choose_long(planner *p, int g, uint32_t first, uint32_t end, int64_t capacity) {
-    const uint32_t rows = (uint32_t)ml_placement_rows(p->costs, g);
-    int64_t *used = ML_NEW_ARRAY(p->arena, int64_t, rows), fullest = 0;
-    uint32_t chosen;
+static int64_t choose_long(planner *p, int g, long_row *rows, int64_t capacity) {
+    const int64_t count = ml_placement_rows(p->costs, g);
+    const uint32_t end = p->end[g];
+    int64_t fullest = 0, chosen;
     do {
         chosen = 0;
-        for (uint32_t e = 0; e < rows; e++) {
-            uint32_t i = first;
-            while (i < end && (p->all[i].row || used[e] + p->all[i].sequence.length > capacity))
-                i++;
+        for (long_row *row = rows; row < rows + count; row++) {
+            const uint32_t i =
+                longest_within(p, p->grouped, p->end[g + 1], end, capacity - row->used);
             if (i == end) continue;
-            p->all[i].row = e + 1;
-            used[e] += p->all[i].sequence.length;
-            fullest = used[e] > fullest ? used[e] : fullest;
+            if (row->last)
+                p->all[row->last - 1].next = i + 1;
+            else
+                row->first = i + 1;
+            row->last = i + 1;
+            row->used += p->all[i].sequence.length;
+            p->grouped[i] = i + 1;
+            fullest = row->used > fullest ? row->used : fullest;
             chosen++;
         }
     } while (chosen > 0 && !p->apart);
@@ -152,30 +160,22 @@ static int64_t choose_long(planner *p, int g, uint32_t first, uint32_t end, int6
 
 ml_microbatch *long_rows(planner *p, int g) {
     const ml_group_cost *group = &p->costs->group[g];
-    uint32_t first = 0, end;
-    while (first < p->count && p->all[first].group > g) first++;
-    for (end = first; end < p->count && p->all[end].group == g;) end++;
-    while (first < end && p->all[first].row) first++;
-    if (first == end) return NULL;
+    const int64_t count = ml_placement_rows(p->costs, g);
     const int64_t most = group->row[group->count - 1].tokens * group->ranks;
-    int row = row_for(group, choose_long(p, g, first, end, most)) + p->longer;
+    if (longest_within(p, p->grouped, p->end[g + 1], p->end[g], most) == p->end[g]) return NULL;
+    long_row *rows = ML_NEW_ARRAY(p->arena, long_row, count);
+    int row = row_for(group, choose_long(p, g, rows, most)) + p->longer;
     if (row >= group->count) row = group->count - 1;
     ml_microbatch *m = microbatch_begin(p, g, 0);
-    for (int64_t e = 0; e < ml_placement_rows(p->costs, g); e++) {
-        int64_t room = group->row[row].tokens * group->ranks;
+    for (int64_t e = 0; e < count; e++) {
+        int64_t room = group->row[row].tokens * group->ranks - rows[e].used;
         row_begin(p);
-        for (uint32_t i = first; i < end; i++) {
-            if (p->all[i].row != e + 1) continue;
-            room -= p->all[i].sequence.length;
-            row_append(p, m, i);
-        }
-        for (uint32_t i; (i = longest_within(p, room)) < p->count;) {
+        for (uint32_t i = rows[e].first; i > 0; i = p->all[i - 1].next) row_append(p, m, i - 1);
+        for (uint32_t i; (i = longest_within(p, p->alone, 0, p->count, room)) < p->count;) {
             room -= p->all[i].sequence.length;
             row_append(p, m, i);
         }
     }
-    for (uint32_t i = first; i < end; i++)
-        if (p->all[i].row) p->all[i].row = PLACED;
     microbatch_end(p, m);
     return m;
 }

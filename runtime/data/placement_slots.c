@@ -234,7 +234,7 @@ void place_in_slots(planner *p) {
     s.list = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     s.bin_of = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     for (uint32_t i = 0; i < p->count; i++)
-        if (p->all[i].shorter == i) s.list[s.count++] = i;
+        if (p->alone[i] == i) s.list[s.count++] = i;
     choose_slots(&s, groups, columns);
     place_groups(&s, groups);
     /* The sequences by rows, as sums of counts; rows of the last slot are behind the others. */
