@@ -187,7 +187,7 @@ TEST(base, suggestions) {
 }
 
 /* More memory of a process never leaves less to plans, and what plans have is never more than the
- * process has: one that is given what they take, all told, leaves them that. */
+ * process has: one that is given what they take leaves them as much. */
 TEST(base, memory_of_a_process_and_of_its_plans) {
     for (int several = 0; several < 2; several++) {
         int64_t before = 0;
