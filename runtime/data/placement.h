@@ -84,12 +84,12 @@ int64_t ml_placement_rows(const ml_placement_costs *costs, int g);
 /* Of a step's tokens and of a microbatch's row alike. */
 typedef struct {
     int32_t *tokens, *targets, *documents, *positions;
+    int64_t length; /* of a row: of the step's, a window */
 } ml_token_rows;
-/* Write a microbatch's rows, so many of `length` tokens each. What fills them up counts in no loss:
- * documents of their own with negative numbers, as short as attention skips at once. m: NULL, or
- * the microbatch; then all is filled up. */
+/* Write a microbatch's rows, so many of them. What fills them up counts in no loss: documents of
+ * their own with negative numbers, as short as attention skips at once and no longer than a window,
+ * whose positions a table may have rows for. m: the microbatch, or NULL; then all is filled up. */
 void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
-                       const ml_token_rows *from, int64_t rows, int64_t length,
-                       const ml_token_rows *to);
+                       const ml_token_rows *from, int64_t rows, const ml_token_rows *to);
 
 #endif

@@ -236,10 +236,11 @@ void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const i
     }
 }
 
-/* One row of `length` tokens. */
+/* One row. */
 static void fill_row(const ml_sequence *sequence, uint32_t count, const ml_token_rows *from,
-                     int64_t length, const ml_token_rows *to) {
+                     const ml_token_rows *to) {
     enum { SHORT = 128 };
+    const int64_t most = from->length < SHORT ? from->length : SHORT;
     int64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
         const ml_sequence *s = &sequence[i];
@@ -250,23 +251,22 @@ static void fill_row(const ml_sequence *sequence, uint32_t count, const ml_token
         for (int64_t k = 0; k < s->length; k++) to->documents[at + k] = (int32_t)i;
         at += s->length;
     }
-    for (int64_t k = 0; at < length; k++, at++) {
+    for (int64_t k = 0; at < to->length; k++, at++) {
         to->tokens[at] = 0;
         to->targets[at] = -1;
-        to->positions[at] = (int32_t)(k % SHORT);
-        to->documents[at] = -1 - (int32_t)(k / SHORT);
+        to->positions[at] = (int32_t)(k % most);
+        to->documents[at] = -1 - (int32_t)(k / most);
     }
 }
 
 void ml_placement_fill(const ml_step_placement *p, const ml_microbatch *m,
-                       const ml_token_rows *from, int64_t rows, int64_t length,
-                       const ml_token_rows *to) {
+                       const ml_token_rows *from, int64_t rows, const ml_token_rows *to) {
     static const ml_placed_row nothing;
     for (int64_t e = 0; e < rows; e++) {
         const ml_placed_row *row = m ? &p->rows.at[m->first_row + (uint32_t)e] : &nothing;
-        int64_t at = e * length;
+        int64_t at = e * to->length;
         ml_token_rows part = {to->tokens + at, to->targets + at, to->documents + at,
-                              to->positions + at};
-        fill_row(p->sequence + row->first, row->sequences, from, length, &part);
+                              to->positions + at, to->length};
+        fill_row(p->sequence + row->first, row->sequences, from, &part);
     }
 }

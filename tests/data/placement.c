@@ -210,7 +210,7 @@ TEST(data, a_placement_fills_rows_up) {
     ml_placement_costs costs = costs_of(4, 64, 1);
     int32_t documents[16] = {5, 5, 5, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7}, tokens[16],
             targets[16], positions[16];
-    int32_t out[4][16];
+    int32_t out[4][40];
     ml_arena *arena = ml_arena_new();
     ml_step_placement p;
     for (int i = 0; i < 16; i++)
@@ -224,10 +224,14 @@ TEST(data, a_placement_fills_rows_up) {
     const ml_placed_row *row = p.rows.at;
     while (row[m->first_row].sequences == 0 || p.sequence[row[m->first_row].first].length != 11)
         m++;
-    ml_placement_fill(&p, m, &(ml_token_rows){tokens, targets, documents, positions}, 1, 16,
-                      &(ml_token_rows){out[0], out[1], out[2], out[3]});
+    const ml_token_rows from = {tokens, targets, documents, positions, 16};
+    ml_placement_fill(&p, m, &from, 1, &(ml_token_rows){out[0], out[1], out[2], out[3], 40});
     for (int i = 0; i < 11; i++)
         CHECK(out[0][i] == 5 + i && out[1][i] == 6 + i && out[2][i] == 0 && out[3][i] == i);
-    for (int i = 11; i < 16; i++) CHECK(out[1][i] == -1 && out[2][i] < 0);
+    for (int i = 11; i < 40; i++) {
+        CHECK(out[1][i] == -1 && out[2][i] < 0 && out[3][i] >= 0);
+        CHECK(out[3][i] < 16); /* as many positions as a window has */
+        CHECK((out[3][i] == 0) == (out[2][i] != out[2][i - 1]));
+    }
     ml_arena_free(arena);
 }

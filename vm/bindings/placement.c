@@ -143,45 +143,48 @@ static int placement_plan(lua_State *L) {
     return 2;
 }
 
-/* The four arrays of a table at `at`: so many rows, of *length tokens each. */
-static ml_token_rows rows_of(lua_State *L, int at, int64_t *rows, int64_t *length) {
+/* The four arrays of a table at `at`: so many rows. */
+static ml_token_rows rows_of(lua_State *L, int at, int64_t *rows) {
     static const char *const names[] = {"tokens", "targets", "documents", "positions"};
     int32_t *data[4];
+    int64_t length = 0;
     for (int i = 0; i < 4; i++) {
         lua_getfield(L, at, names[i]);
         const vm_host *host = check_rows(L, -1);
         data[i] = host->data;
-        if (i > 0 && (host->dims[0] != *rows || host->dims[1] != *length))
+        if (i > 0 && (host->dims[0] != *rows || host->dims[1] != length))
             vm_fail(L, NULL, "rows differ in length");
-        *rows = host->dims[0], *length = host->dims[1];
+        *rows = host->dims[0], length = host->dims[1];
         lua_pop(L, 1);
     }
-    return (ml_token_rows){data[0], data[1], data[2], data[3]};
+    return (ml_token_rows){data[0], data[1], data[2], data[3], length};
 }
 
 static int placement_fill(lua_State *L) {
     placement *p = check_placement(L);
-    int64_t at = vm_integer(L, 2, "the microbatch"), windows, window, rows, length;
-    ml_token_rows from = rows_of(L, 3, &windows, &window), to = rows_of(L, 4, &rows, &length);
+    int64_t at = vm_integer(L, 2, "the microbatch"), windows, rows;
+    ml_token_rows from = rows_of(L, 3, &windows), to = rows_of(L, 4, &rows);
     const ml_microbatch *m = NULL; /* at < 0: rows of filling */
     if (at >= 0) {
         if (at >= p->plan.microbatches.count) vm_fail(L, NULL, "there is no such microbatch");
         m = &p->plan.microbatches.at[at];
     }
     if (at >= 0 &&
-        (p->plan.tokens != windows * window || ml_placement_rows(&p->costs, m->group) != rows ||
-         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != length))
+        (p->plan.tokens != windows * from.length ||
+         ml_placement_rows(&p->costs, m->group) != rows ||
+         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != to.length))
         vm_fail(L, NULL, "the rows are not those of the placement");
-    ml_placement_fill(&p->plan, m, &from, rows, length, &to);
+    ml_placement_fill(&p->plan, m, &from, rows, &to);
     return 0;
 }
 
 static int placement_window(lua_State *L) {
     placement *p = check_placement(L);
-    int64_t row = vm_integer(L, 2, "the row"), all, window, rows, length;
-    ml_token_rows from = rows_of(L, 3, &all, &window), to = rows_of(L, 4, &rows, &length);
-    if (row < 0 || length != window || row >= all) vm_fail(L, NULL, "there is no such row");
-    if (row + rows > all) ml_placement_fill(&p->plan, NULL, &from, rows, length, &to);
+    int64_t row = vm_integer(L, 2, "the row"), all, rows;
+    ml_token_rows from = rows_of(L, 3, &all), to = rows_of(L, 4, &rows);
+    const int64_t length = to.length;
+    if (row < 0 || length != from.length || row >= all) vm_fail(L, NULL, "there is no such row");
+    if (row + rows > all) ml_placement_fill(&p->plan, NULL, &from, rows, &to);
     size_t bytes = sizeof(int32_t) * (size_t)((row + rows > all ? all - row : rows) * length);
     memcpy(to.tokens, from.tokens + row * length, bytes);
     memcpy(to.targets, from.targets + row * length, bytes);
