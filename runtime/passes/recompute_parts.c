@@ -113,13 +113,22 @@ static int64_t *find_passing(const partition *t, ml_arena *arena) {
     return passing;
 }
 
+/* Whether the backward phase has begun: not by what it computes of states alone, such as the sums
+ * of gradients that another program of the same states has made before this one's forward phase. */
+static bool reads_forward(const partition *t, ml_ref n) {
+    bool reads = false;
+    for (int i = 0; i < ml_graph_node(t->g, n)->source_count; i++)
+        reads = reads || is_value(t, ml_graph_source(t->g, n, i));
+    return t->p->backward[n] && t->p->r->users[n] && reads;
+}
+
 static void find_parts(partition *t, ml_arena *arena) {
     const int64_t *passing = find_passing(t, arena);
     layer_name now = {NULL, 0};
     ml_ref before = 0, begin = 1;
     t->part_count = 0;
     /* Later ones that read weights, for their decay, are of no layer of the forward pass. */
-    for (ml_ref n = 1; n < t->count && !(t->p->backward[n] && t->p->r->users[n]); n++) {
+    for (ml_ref n = 1; n < t->count && !reads_forward(t, n); n++) {
         for (int i = 0; is_value(t, n) && i < ml_graph_node(t->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(t->g, n, i);
             if (!t->weight[source]) continue;

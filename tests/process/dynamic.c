@@ -137,6 +137,22 @@ PROCESS_TEST(experts_with_split_positions) {
     CHECK(strstr(plan.output, "[tokens=") == NULL); /* gathered */
 }
 
+/* Each of the programs saves as much memory by recomputation as the first one: rows a quarter
+ * longer than the static layout's need little more. */
+PROCESS_TEST(dynamic_context_in_little_memory) {
+    double least[2];
+    for (int i = 0; i < 2; i++) {
+        process_result r =
+            process_run(room, 1, "",
+                        "check --json --device h200 --memory 0.1GiB \"$ROOT/models/llama.lua\" "
+                        "layers=12 embed=256 heads=4 ffn=1024 batch=32 seq=512 accum=4 "
+                        "pack=document --mesh dp=2 %s",
+                        i ? "--layout cp=dynamic" : "");
+        least[i] = process_number(r.output, "\"peak_bytes\":");
+    }
+    EXPECT(least[0] > 0 && least[1] < 1.25 * least[0], "%.0f beside %.0f", least[1], least[0]);
+}
+
 /* Where parameters are split, all groups run microbatches of one size at once. */
 PROCESS_TEST(dynamic_context_of_split_parameters) {
     write_documents(room, 11);
