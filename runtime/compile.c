@@ -276,7 +276,7 @@ static bool overlaps(const ml_layout *layout, const ml_target *target,
  * is not in one piece: beside other work copies of many sums are alive. Returns what is alive. */
 static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_placements *to,
                            int64_t sum, int64_t moment, update_memory *needs) {
-    const ml_layout *layout = plan->layout;
+    const ml_layout *layout = plan->update_layout;
     const ml_placements from =
         ml_layout_place(layout, plan->graph, &state->type, state->kind, state->name);
     bool partial = false, pieces = false;
@@ -307,11 +307,11 @@ static void add_update(const ml_plan *plan, const ml_storage *storage, update_me
     const int64_t sum = memory_padded(storage->bytes);
     ml_type local = state->type;
     int64_t reduced = 0;
-    if (plan->layout != NULL) {
+    if (plan->update_layout != NULL) {
         ml_placements places =
-            ml_layout_place(plan->layout, plan->graph, &state->type, ML_STATE_OPTIMIZER,
+            ml_layout_place(plan->update_layout, plan->graph, &state->type, ML_STATE_OPTIMIZER,
                             state->name != NULL ? state->name : "a sum of gradients");
-        local = ml_layout_local(plan->layout, &state->type, &places);
+        local = ml_layout_local(plan->update_layout, &state->type, &places);
         reduced =
             add_reduced(plan, state, &places, sum, memory_padded(ml_type_bytes(&local)), needs);
     }
@@ -324,9 +324,11 @@ static void add_update(const ml_plan *plan, const ml_storage *storage, update_me
 /* Nothing where there are no microbatches. */
 static update_memory update_needs(const ml_plan *plan) {
     const int64_t scalars = 1 << 14; /* bytes: counters, terms of norms that stages exchange */
+    enum { OTHER_ROWS = 64 };        /* programs of groups, at most, each with inputs of its own */
     update_memory needs = {0};
     if (plan->roots.microbatches <= 1) return needs;
     needs.states = scalars;
+    if (plan->update_layout != plan->layout) needs.states += OTHER_ROWS * plan->input_bytes;
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;
@@ -539,6 +541,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     }
     *c->plan = plan;
     plan->layout = c->in->layout;
+    plan->update_layout = c->in->update != NULL ? c->in->update : c->in->layout;
     plan->target = c->in->target;
     plan->limit = c->limit;
     plan->options = options_of(c->in);

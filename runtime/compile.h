@@ -29,6 +29,7 @@ typedef struct {
                                 of parameters */
     const ml_compile_options *options; /* NULL: defaults */
     int64_t beside;                    /* bytes that other programs hold while this one runs */
+    const ml_layout *update; /* of the program that applies sums of gradients; NULL: `layout` */
 } ml_compile_input;
 
 /* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. It

@@ -116,9 +116,9 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
         int64_t rank = session_rank_under(session, layout);
         cut.coordinate = (int)ml_layout_coordinate(layout, rank, layout->stages.mesh_axis);
     }
-    plan_call call = {
-        {session->graph, roots, target, layout, pipelined ? &cut : NULL, &session->options, beside},
-        plan};
+    plan_call call = {{session->graph, roots, target, layout, pipelined ? &cut : NULL,
+                       &session->options, beside, session->ranks.layout},
+                      plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;

@@ -43,6 +43,7 @@ struct ml_plan {
     const ml_compile_options *options; /* while it is compiled */
     ml_roots roots;
     const ml_layout *layout;           /* NULL: one rank */
+    const ml_layout *update_layout;    /* of the program that applies sums of gradients */
     ml_schedule *schedule;             /* NULL of a pipeline: its parts have them */
     struct ml_pipeline_plan *pipeline; /* runtime/pipeline/plan.h; NULL: none */
     ml_plan **parts; /* what runs on this rank, each with a schedule: the tasks of its stages, or
