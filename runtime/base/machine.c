@@ -27,7 +27,7 @@ int64_t ml_communicator_bytes(int64_t left) {
     return beyond < 0 ? 0 : beyond < most ? beyond : most;
 }
 
-static int64_t copies_of(int64_t plans) {
+int64_t ml_copy_bytes(int64_t plans) {
     return plans / 1024 < ml_gpu_outside.copies ? plans / 1024 : ml_gpu_outside.copies;
 }
 
@@ -36,14 +36,14 @@ int64_t ml_plan_bytes(int64_t process, bool several) {
     int64_t left = process - o->context - o->libraries;
     if (left < 1) return 1;
     if (several) left -= ml_communicator_bytes(left);
-    return several ? left - copies_of(left) : left;
+    return several ? left - ml_copy_bytes(left) : left;
 }
 
 int64_t ml_process_bytes(int64_t plans, bool several) {
     const ml_outside *o = &ml_gpu_outside;
     int64_t all = plans + o->context + o->libraries;
     if (several && plans > 7 * o->communicators) all += o->communicators;
-    return several ? all + copies_of(plans) : all;
+    return several ? all + ml_copy_bytes(plans) : all;
 }
 
 /* What an H200 was measured to reach is in comments: estimates are a little below. */

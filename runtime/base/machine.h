@@ -32,6 +32,8 @@ extern const ml_outside ml_gpu_outside;
 /* What is set aside for communicators where a context and libraries leave so much: nothing of a few
  * GiB, and never so much that more memory leaves less to plans. */
 int64_t ml_communicator_bytes(int64_t left);
+/* And for copies between GPUs of a host. */
+int64_t ml_copy_bytes(int64_t left);
 /* What a process, one of several ranks or alone, that has so many bytes leaves to its plans; and
  * what it takes where these take so many. */
 int64_t ml_plan_bytes(int64_t process, bool several);

@@ -117,7 +117,8 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
         cut.coordinate = (int)ml_layout_coordinate(layout, rank, layout->stages.mesh_axis);
     }
     plan_call call = {{session->graph, roots, target, layout, pipelined ? &cut : NULL,
-                       &session->options, beside, session->ranks.layout},
+                       &session->options, beside,
+                       session->group_size > 0 ? session->ranks.layout : NULL},
                       plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);

@@ -65,13 +65,8 @@ static double seconds(void) {
 }
 
 /* ---- The device's part ----------------------------------------------------------------------- */
-static int64_t buffer_bytes(int64_t memory_bytes) {
-    const int64_t most = ml_gpu_outside.copies;
-    return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
-}
-
 int64_t cuda_ce_reserve(const cuda_device *d) {
-    return d->base.options.peer ? buffer_bytes(d->base.target.memory_bytes) + WORDS_BYTES : 0;
+    return d->base.options.peer ? ml_copy_bytes(d->base.target.memory_bytes) + WORDS_BYTES : 0;
 }
 
 static ml_status words_make(cuda_device *d) {
@@ -110,7 +105,7 @@ static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
 static int64_t buffer_share(const cuda_device *d) {
     int64_t axes = 0;
     for (int i = 0; i < d->base.ranks->layout->count; i++) axes += fits(ranks_of(d, i));
-    return buffer_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
+    return ml_copy_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
 }
 
 static ml_status axis_make(cuda_device *d, cuda_ce_axis *a) {
