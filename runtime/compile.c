@@ -198,7 +198,8 @@ static void shared_free(struct compile_shared *shared) {
 typedef struct {
     const ml_compile_input *in;
     ml_plan **plan;
-    int64_t limit; /* bytes; 0: none is known */
+    int64_t limit;  /* bytes; 0: none is known */
+    int64_t beside; /* bytes that other programs held beside the attempt before */
 } compilation;
 
 /* The passes over one rank's graph: those before the choices once for all attempts. The part takes
@@ -481,26 +482,39 @@ static double rank_seconds(const struct ml_pipeline_plan *p, int rank) {
     return seconds;
 }
 
-static void measure(ml_plan *plan, plan_size *size) {
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void measure_seconds(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
-    *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
-    size->reach = plan->reach_bytes;
     for (int i = 0; p == NULL && i < plan->part_count; i++)
         size->seconds += part_seconds(plan->parts[i]);
     for (int r = 0; p != NULL && r < p->ranks; r++) { /* the slowest of those that are planned */
         double seconds = rank_seconds(p, r);
         if (seconds > size->seconds) size->seconds = seconds;
     }
+}
+
+static void measure(compilation *c, ml_plan *plan, plan_size *size) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    *size = (plan_size){.caches = plan->rebuild != NULL};
+    measure_seconds(plan, size);
     for (int v = p ? p->coordinate : 0; p && v < p->count; v += p->ranks) {
         size->caches |= pipeline_once_per_step(p, v) != NULL;
         size->weight_grad |= p->stages[v].waves.weight_grad;
     }
     size->states = least_states(plan, size->caches);
     const update_memory update = update_needs(plan);
-    const int64_t arena = update.temporaries + update.copies;
     plan->update_states = size->moments = update.states;
-    plan->update_arena = arena;
-    size->shared = plan->peak_bytes - plan->arena_bytes + arena;
+    plan->update_arena = update.temporaries + update.copies;
+    ml_beside beside = {0};
+    if (c->in->beside != NULL) beside = c->in->beside(c->in->beside_context, plan);
+    c->beside = beside.bytes;
+    size->peak = plan->peak_bytes + beside.bytes;
+    size->reach = plan->reach_bytes + beside.bytes;
+    size->shared = size->peak - larger(plan->arena_bytes, beside.arena) +
+                   larger(plan->update_arena, beside.arena);
     /* Copies of what stages save take nothing out of the arena, others of temporaries all. */
     const int64_t shared = size->shared - (p != NULL ? size->peak - size->reach : 0);
     if (shared > size->reach) size->reach = shared;
@@ -532,7 +546,7 @@ static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
 
 /* Compile *c->plan, instead of the attempt before. */
 static void attempt(void *context, const plan_choice *choice, plan_size *size) {
-    const compilation *c = context;
+    compilation *c = context;
     ml_plan *old = *c->plan, *plan = plan_empty();
     if (old != NULL) {
         plan->shared = old->shared;
@@ -543,7 +557,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     plan->layout = c->in->layout;
     plan->update_layout = c->in->update != NULL ? c->in->update : c->in->layout;
     plan->target = c->in->target;
-    plan->limit = c->limit;
+    plan->limit = c->limit > 0 ? larger(c->limit - c->beside, 1) : 0;
     plan->options = options_of(c->in);
     if (plan->shared == NULL) plan->shared = shared_new(plan->limit > 0);
     log_attempt(plan, choice);
@@ -551,13 +565,13 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
         compile_pipeline(c->in, plan, choice);
     else
         compile_whole(c->in, plan, choice);
-    measure(plan, size);
+    measure(c, plan, size);
     size->scan = plan->shared->scan;
     size->keeps_all = plan->shared->keeps_all;
     log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
-             plan->limit == 0                  ? "no limit is known"
-             : plan->peak_bytes <= plan->limit ? "fits"
-                                               : "too large",
+             c->limit == 0            ? "no limit is known"
+             : size->peak <= c->limit ? "fits"
+                                      : "too large",
              1e3 * size->seconds);
 }
 
@@ -565,7 +579,6 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     const ml_target *target = in->target;
     const ml_compile_options *options = options_of(in);
     compilation c = {in, plan, target->memory_bytes};
-    if (c.limit > 0) c.limit = c.limit > in->beside ? c.limit - in->beside : 1;
     plan_fit fit = {attempt, &c, c.limit > 0 ? c.limit : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
     fit.offloads =

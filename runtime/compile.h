@@ -6,6 +6,7 @@
 #define ML_COMPILE_H
 
 #include "runtime/pipeline/stage.h"
+#include "runtime/plan/beside.h"
 #include "runtime/plan/plan.h"
 
 /* The first step, which the bindings take when the script asks for gradients: append to `g` the
@@ -28,13 +29,15 @@ typedef struct {
     const ml_cut *cut;       /* NULL for what runs once, or instead of another: no stages, no cache
                                 of parameters */
     const ml_compile_options *options; /* NULL: defaults */
-    int64_t beside;                    /* bytes that other programs hold while this one runs */
+    /* What other programs hold while one with this plan runs; NULL: nothing. May raise. */
+    ml_beside (*beside)(void *context, ml_plan *plan);
+    void *beside_context;
     const ml_layout *update; /* of the program that applies sums of gradients; NULL: `layout` */
 } ml_compile_input;
 
-/* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. It
- * fits target->memory_bytes less `beside` where any way of saving memory makes it fit; else it is
- * the smallest that was found. Raises; ml_plan_free is safe on what a failed call left in *plan
+/* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. With what
+ * is beside it, it fits target->memory_bytes where any way of saving memory makes it fit; else it
+ * is the smallest that was found. Raises; ml_plan_free is safe on what a failed call left in *plan
  * (NULL or partial). */
 void ml_compile(const ml_compile_input *input, ml_plan **plan);
 void ml_plan_free(ml_plan *plan);

@@ -26,67 +26,54 @@ ml_status retry_inputs(ml_program *retry) {
     return ML_OK;
 }
 
-static bool of_groups(const ml_session *session, const ml_layout *layout) {
-    const ml_layout *first = session->group_layouts;
-    return layout >= first && layout <= first + ML_MAX_MESH;
-}
-
-const ml_layout *session_unbounded(ml_session *session, const ml_layout *layout) {
-    ml_layout *unbounded = &session->unbounded;
-    if (of_groups(session, layout))
-        unbounded = &session->group_unbounded[layout - session->group_layouts];
-    *unbounded = of_groups(session, layout) ? *layout : session->layout;
-    unbounded->exchange = 0;
-    return unbounded;
-}
-
-/* It leaves room for the program that sets the parameters after all microbatches. */
-static ml_status room_check(const ml_program *retry) {
-    const ml_session *session = retry->session;
-    const int64_t limit = session->device->target.memory_bytes;
-    ml_beside beside;
-    ML_TRY(session_beside(session, retry->plan, &beside));
-    if (limit <= 0 || retry->plan->peak_bytes + beside.bytes + beside.later <= limit) return ML_OK;
-    return ml_fail(ML_TOO_LARGE, "no memory is left for steps that are done again");
-}
-
-/* Plan it, and reserve the memory that it needs beside the program's. */
-static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_program *retry) {
+static void warn_absent(const ml_program *program) {
     ml_session *session = program->session;
-    bool pipelined = program->plan->pipeline != NULL;
-    const ml_layout *layout = session_unbounded(session, program->plan->layout);
-    ml_status status = session_plan(session, roots, layout, pipelined, &retry->plan);
-    if (status == ML_OK) status = room_check(retry);
-    if (status == ML_OK) status = program_reserve(retry);
-    if (status == ML_OK) status = retry_inputs(retry);
-    if (status != ML_OK || !pipelined) return status;
-    if (!staged_programs.plans_alike(program, retry))
-        return ml_fail(ML_INTERNAL, "a pipeline and its retry differ in what they send");
-    int64_t own = program->plan->buffer_bytes, other = retry->plan->buffer_bytes;
-    return staged_programs.buffers_reserve(program, own > other ? own : other);
+    if (session->ranks.rank == 0 && !session->without_retry)
+        fprintf(stderr,
+                "mlua: no memory is left for steps that are done again: one that sends a rank more "
+                "than %g times an even share of its rows ends the run; more memory or another "
+                "exchange in the layout avoids that\n",
+                program->plan->layout->exchange);
+    session->without_retry = true;
 }
 
-/* Without memory for it there is none, and a step that needs it fails. */
-ml_status retry_build(ml_program *program, const ml_roots *roots) {
+/* Without memory for it there is none on any rank, and a step that needs it fails. */
+ml_status retry_plan(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
     program->may_overflow = program->plan->roots.overflow_count > 0;
-    ml_status status =
-        program->plan->pipeline != NULL ? staged_programs.overflow_agree(program) : ML_OK;
-    if (status != ML_OK || !program->may_overflow) return status;
+    if (program->plan->pipeline != NULL) ML_TRY(staged_programs.overflow_agree(program));
+    if (!program->may_overflow) return ML_OK;
     ml_program *retry = ml_alloc(sizeof *retry);
     if (retry == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     program_enter(session, retry);
     retry->owner = program;
     program->retry = retry;
-    status = retry_plan(program, roots, retry);
-    bool absent = status == ML_NO_MEMORY || status == ML_TOO_LARGE;
-    if (status != ML_OK && !absent) return status;
-    int64_t made = !absent; /* all ranks have one, or none has */
-    status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
-    if (!made) ml_program_free(retry);
+    ML_TRY(session_plan_retry(session, roots, &program->plan, &retry->plan));
+    int64_t made = retry->plan != NULL;
+    ml_status status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
+    if (status != ML_OK || made) return status;
+    ml_program_free(retry);
+    warn_absent(program);
+    return ML_OK;
+}
+
+/* Inputs and buffers are the program's. */
+static ml_status pipeline_reserve(ml_program *program) {
+    const int64_t own = program->plan->buffer_bytes, other = program->retry->plan->buffer_bytes;
+    if (!staged_programs.plans_alike(program, program->retry))
+        return ml_fail(ML_INTERNAL, "a pipeline and its retry differ in what they send");
+    return staged_programs.buffers_reserve(program, own > other ? own : other);
+}
+
+ml_status retry_reserve(ml_program *program) {
+    ml_program *retry = program->retry;
+    if (retry == NULL) return ML_OK;
+    ML_TRY(program_reserve(retry));
+    ML_TRY(retry_inputs(retry));
+    if (program->plan->pipeline != NULL) ML_TRY(pipeline_reserve(program));
     /* Ranks compile together, and groups may need their retries when others do not. */
-    if (status != ML_OK || !made || !of_groups(session, program->plan->layout)) return status;
-    retry->waits = session->together;
+    if (!session_of_groups(program->session, program->plan->layout)) return ML_OK;
+    retry->waits = program->session->together;
     return retry->waits ? ML_OK : program_compile(retry);
 }
 
@@ -138,7 +125,7 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
                     "mlua: %s; such steps are done again with gathered weights, which "
                     "exchange = %.1f would save\n",
                     text, enough(factor));
-        if (!of_groups(session, program->plan->layout)) ML_TRY(program_compile(retry));
+        if (!session_of_groups(session, program->plan->layout)) ML_TRY(program_compile(retry));
     }
     if (session->ranks.rank == 0)
         ml_debug(1, "program \"%s\": %lld runs done again: %s\n", name != NULL ? name : "",

@@ -243,10 +243,10 @@ ml_status program_compile(ml_program *program) {
     return status;
 }
 
-static ml_status program_load(ml_program *program, const ml_roots *roots) {
+static ml_status program_load(ml_program *program) {
     ml_status status = program_reserve(program);
     if (status == ML_OK) status = inputs_allocate(program);
-    if (status == ML_OK) status = retry_build(program, roots);
+    if (status == ML_OK) status = retry_reserve(program);
     program->waits = program->session->together;
     return status == ML_OK && !program->waits ? program_compile(program) : status;
 }
@@ -351,7 +351,8 @@ ml_status program_build(ml_session *session, const ml_roots *roots, const ml_lay
     ml_status status = session_plan(session, roots, layout, pipelined, &made->plan);
     if (status == ML_OK && roots->often) status = keep_less(made, roots, layout, pipelined);
     if (status == ML_OK) status = program_agree(made);
-    if (status == ML_OK) status = program_load(made, roots);
+    if (status == ML_OK) status = retry_plan(made, roots);
+    if (status == ML_OK) status = program_load(made);
     if (status != ML_OK) {
         ml_program_free(made);
         return status;

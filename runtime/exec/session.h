@@ -31,6 +31,7 @@ struct ml_session {
     int64_t group_size;                         /* of these; 0: of all ranks */
     const ml_layout *group_layout;              /* theirs; NULL: one rank */
     bool together; /* programs that are made wait for ml_session_compile */
+    bool without_retry; /* of a program there is no room for one; the user knows */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -122,6 +123,12 @@ ml_status session_beside(const ml_session *session, ml_plan *plan, ml_beside *be
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan);
+/* Whether the layout is one of programs of groups. */
+bool session_of_groups(const ml_session *session, const ml_layout *layout);
+/* That of the retry of the program which has *plan. Where both do not fit, *plan becomes a smaller
+ * one; where nothing fits, *retry becomes NULL. */
+ml_status session_plan_retry(ml_session *session, const ml_roots *roots, ml_plan **plan,
+                             ml_plan **retry);
 
 /* overflow_retry.c. A dispatch to experts without capacity slots for all its rows. */
 enum { EXCHANGE_NAME = 256 };
@@ -130,10 +137,9 @@ typedef struct {
     char name[EXCHANGE_NAME]; /* "blocks.3.moe (gpt_moe.lua:49)" */
 } exchange_overflow;
 void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]);
-/* The layout, the session's or one of groups, without `exchange`. */
-const ml_layout *session_unbounded(ml_session *session, const ml_layout *layout);
-/* Before the program's kernels are compiled. */
-ml_status retry_build(ml_program *program, const ml_roots *roots);
+/* Plan it, before the program has any memory; then, before kernels are compiled, its memory. */
+ml_status retry_plan(ml_program *program, const ml_roots *roots);
+ml_status retry_reserve(ml_program *program);
 /* It reads the inputs of its owner: again once these have other places. */
 ml_status retry_inputs(ml_program *retry);
 /* Whether this run is to be the retry's at once. */

@@ -35,6 +35,17 @@ static void add_plan(needs *sum, const ml_plan *plan) {
     sum->inputs = larger(sum->inputs, plan->input_bytes);
 }
 
+/* Of the programs other than the plan's, and of what the rank has allocated. */
+static int64_t others_arena(const ml_plan *plan, const ml_rank_programs *programs) {
+    int64_t bytes = programs->arena_bytes;
+    for (int i = 0; i < programs->count; i++) {
+        const ml_plan *both[] = {programs->at[i].plan, programs->at[i].retry};
+        for (int j = 0; j < 2; j++)
+            if (both[j] != NULL && both[j] != plan) bytes = larger(bytes, ml_plan_arena(both[j]));
+    }
+    return bytes;
+}
+
 /* A program and its retry have inputs and buffers in the same memory; programs of mixed
  * microbatches, buffers. */
 static needs add_programs(const ml_plan *plan, const ml_rank_programs *programs) {
@@ -105,6 +116,7 @@ ml_beside ml_plan_beside(const ml_plan *plan, const ml_rank_programs *programs) 
     beside.kind_bytes[ML_MEMORY_ACTIVATIONS] += all.arena - own.arena + all.buffers - own.buffers;
     beside.kind_bytes[ML_MEMORY_WORKSPACE] += all.library - own.library + all.inputs - own.inputs;
     for (int i = 0; i < ML_MEMORY_KINDS; i++) beside.bytes += beside.kind_bytes[i];
+    beside.arena = others_arena(plan, programs);
     beside.later = plan->update_states + larger(0, plan->update_arena - all.arena);
     return beside;
 }

@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     int64_t bytes, kind_bytes[ML_MEMORY_KINDS]; /* of all; by kind */
     int64_t later; /* that the program which sets the parameters will add, after microbatches */
+    int64_t arena; /* of the arena that all share, what the others need */
 } ml_beside;
 
 /* Beside the plan of a program, or of its retry. Raises. */

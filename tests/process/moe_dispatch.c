@@ -120,3 +120,31 @@ PROCESS_TEST(exchanges_fit_where_less_fits) {
         CHECK(process_number(r.output, "\"peak_bytes\":") <= budget);
     }
 }
+
+static const char OVERFLOWING[] =
+    "--device cpu --json --mesh pp=2,ep=2 \"$ROOT/models/gpt_moe.lua\" layers=4 embed=32 heads=4 "
+    "kv_heads=4 ffn=256 experts=8 seq=16 batch=64 accum=4 vocab=256 sample=0 exchange=1 steps=3 "
+    "warmup=2";
+
+static bool repeats_in(process_room *room, double mib) {
+    process_result check = process_run(room, 0, "", "check %s --memory %.4fMiB", OVERFLOWING, mib);
+    return strstr(check.output, "\"repeats_steps\":true") != NULL;
+}
+
+/* Once a budget has room for steps that are done again, every larger one has. A run does them again
+ * in the least of those that a check names, and ends with an error in one that it names not. */
+PROCESS_TEST(exchanges_repeat_steps_where_a_check_says_so) {
+    static const double mib[] = {5.2, 5.8, 6.9, 7.64, 8.1863, 8.3701, 8.4068, 8.9};
+    double first = 0, last = 0;
+    for (size_t i = 0; i < sizeof mib / sizeof *mib; i++) {
+        const bool repeats = repeats_in(room, mib[i]);
+        if (repeats && first == 0) first = mib[i];
+        if (!repeats) last = mib[i];
+        EXPECT(repeats || first == 0, "no step is done again in %g MiB, but in %g", mib[i], first);
+    }
+    CHECK(last > 0 && first > 0);
+    process_run(room, 0, "", "run -n 4 %s --memory %.4fMiB 2>errors", OVERFLOWING, first);
+    CHECK(strstr(process_shell(room, 0, "cat errors").output, "such steps are done again"));
+    process_run(room, 1, "", "run -n 4 %s --memory %.4fMiB 2>errors", OVERFLOWING, last);
+    CHECK(strstr(process_shell(room, 0, "cat errors").output, "no memory is left for steps"));
+}

@@ -49,6 +49,7 @@ typedef struct {
     vm_traffic between;    /* once each of these */
     const char *groups;    /* of cp = "dynamic", in words; NULL: none */
     bool fits;
+    int repeats; /* steps that overflow: 1 are done again; -1 no memory for that; 0 none may */
 } report;
 
 /* ---- Numbers for people ---------------------------------------------------------------------- */
@@ -207,15 +208,17 @@ static void find_largest(void *argument) {
     rank->peak_bytes = rank->largest->peak_bytes + rank->beside.bytes;
 }
 
+static const ml_plan *retry_of(const vm_program *program) {
+    return program->program ? ml_program_retry(program->program) : vm_program_plan(program)->retry;
+}
+
 /* Of the programs of the report, whose list is on top of the stack. */
 static rank_memory push_memory(lua_State *L) {
     rank_memory rank = {.programs.count = (int)vm_table_length(L, 1)};
     ml_rank_program *at = lua_newuserdatauv(L, (size_t)rank.programs.count * sizeof *at, 0);
     for (int i = 0; i < rank.programs.count; i++) {
         const vm_program *program = program_at(L, i + 1);
-        const ml_plan *plan = vm_program_plan(program);
-        const ml_plan *retry = program->program ? ml_program_retry(program->program) : plan->retry;
-        at[i] = (ml_rank_program){plan, retry};
+        at[i] = (ml_rank_program){vm_program_plan(program), retry_of(program)};
     }
     rank.programs.at = at;
     vm_protect(L, find_largest, &rank);
@@ -290,6 +293,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
             traffic_add(&r->between, plan, 1);
             continue;
         }
+        if (plan->may_overflow && r->repeats >= 0) r->repeats = retry_of(program) ? 1 : -1;
         r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
         if (i == 1) r->pipeline = plan->pipeline;
@@ -450,6 +454,9 @@ static void print_memory(lua_State *L, const report *r) {
     if (process > r->peak_bytes)
         printf("process         %s with its context, libraries and communicators (--memory)\n",
                bytes_text(L, process));
+    if (r->repeats < 0)
+        printf("exchange        no memory for steps that are done again: one whose rows have no "
+               "place ends the run\n");
     if (r->host_bytes == 0) return;
     printf("host memory     %s pinned", bytes_text(L, r->host_bytes));
     printf(" for %s offloaded a run", bytes_text(L, r->offloaded_bytes));
@@ -545,6 +552,8 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "offloaded", offloaded_json(plan));
         json_object_set_new(object, "host_bytes", json_integer(r->host_bytes));
     }
+    if (object && r->repeats)
+        json_object_set_new(object, "repeats_steps", json_boolean(r->repeats > 0));
     if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
     add_end(vm, object);
