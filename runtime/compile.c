@@ -324,7 +324,7 @@ static void add_update(const ml_plan *plan, const ml_storage *storage, update_me
 
 /* Nothing where there are no microbatches. */
 static update_memory update_needs(const ml_plan *plan) {
-    const int64_t scalars = 1 << 14; /* bytes: counters, terms of norms that stages exchange */
+    const int64_t scalars = 1 << 16; /* bytes: counters, terms of norms that stages exchange */
     enum { OTHER_ROWS = 64 };        /* programs of groups, at most, each with inputs of its own */
     update_memory needs = {0};
     if (plan->roots.microbatches <= 1) return needs;
