@@ -78,12 +78,28 @@ local function windows(host)
   return all
 end
 
--- A window of a group of size number g: of the attention what the documents need.
+-- Query-key pairs of the rank of `ranks` that has most of a window's: rank r has blocks r and 2 ranks - 1 - r of 2 ranks.
+local function most_pairs(lengths, ranks, half)
+  local most = 0
+  for r = 0, ranks - 1 do
+    local start, sum = 0, 0
+    for _, length in ipairs(lengths) do
+      for _, block in ipairs { r, 2 * ranks - 1 - r } do
+        local from, to = math.max(block * half, start) - start, math.min((block + 1) * half, start + length) - start
+        if to > from then sum = sum + 0.5 * (to - from) * (from + to + 1) end
+      end
+      start = start + length
+    end
+    most = math.max(most, sum)
+  end
+  return most
+end
+
+-- A window of a group of size number g: of the attention what the documents need of the rank that has most of it.
 local function window_seconds(g, lengths)
-  local group, pairs = costs.groups[g], 0
+  local group = costs.groups[g]
   local row = whole.groups[g].rows[1]
-  for _, length in ipairs(lengths) do pairs = pairs + length * length end
-  return row.seconds - row.attention * (1 - pairs / (group.ranks * row.tokens) ^ 2)
+  return row.seconds - row.attention * (1 - 2 * most_pairs(lengths, group.ranks, row.tokens // 2) / (group.ranks * row.tokens ^ 2))
 end
 local largest = #costs.groups
 local static_groups = groups.ranks // costs.groups[largest].ranks

@@ -1,4 +1,6 @@
 /* Microbatches of a placement row by row, and what they take. */
+#include <stdlib.h>
+
 #include "runtime/data/placement_internal.h"
 
 /* ---- Loads ----------------------------------------------------------------------------------- */
@@ -46,14 +48,57 @@ static double most_pairs(const planner *p, const ml_placed_row *row, int64_t ran
     return most;
 }
 
-static double seconds_of(const planner *p, const ml_microbatch *m) {
+static int shorter_first(const void *a, const void *b) {
+    const ml_sequence *x = a, *y = b;
+    if (x->length != y->length) return x->length < y->length ? -1 : 1;
+    return x->start < y->start ? -1 : x->start > y->start;
+}
+
+static void reverse(ml_sequence *at, uint32_t count) {
+    for (uint32_t i = 0; i < count / 2; i++) {
+        const ml_sequence swapped = at[i];
+        at[i] = at[count - 1 - i];
+        at[count - 1 - i] = swapped;
+    }
+}
+
+/* Rotated to the left. */
+static void rotate(ml_sequence *at, uint32_t count, uint32_t by) {
+    reverse(at, by);
+    reverse(at + by, count - by);
+    reverse(at, count);
+}
+
+/* Order the sequences of a group's row so that its ranks have about as many pairs, which a long one
+ * at the row's beginning does not give them where it ends before the row: of the orders that are
+ * tried, the ascending ones, rotated, the best. Returns most_pairs. */
+static double row_arrange(planner *p, const ml_placed_row *row, int64_t ranks, int64_t half) {
+    enum { TRIED = 8 };
+    const uint32_t count = row->sequences, step = (count + TRIED - 1) / TRIED;
+    ml_sequence *at = p->out->sequence + row->first;
+    double least = most_pairs(p, row, ranks, half);
+    if (ranks == 1 || count < 2) return least;
+    uint32_t best = 0, turned = 0;
+    qsort(at, count, sizeof *at, shorter_first);
+    least = most_pairs(p, row, ranks, half);
+    while (turned + step < count) {
+        rotate(at, count, step);
+        turned += step;
+        const double most = most_pairs(p, row, ranks, half);
+        if (most < least) least = most, best = turned;
+    }
+    rotate(at, count, (best + count - turned) % count);
+    return least;
+}
+
+static double seconds_of(planner *p, const ml_microbatch *m) {
     const ml_group_cost *group = &p->costs->group[m->group];
     const ml_row_cost *row = &group->row[m->row];
     double most = 0;
     double whole = (double)row->tokens * (double)row->tokens * (double)group->ranks / 2;
     for (int64_t e = 0; e < ml_placement_rows(p->costs, m->group); e++) {
         const ml_placed_row *placed = &p->out->rows.at[m->first_row + (uint32_t)e];
-        double sum = most_pairs(p, placed, group->ranks, row->tokens / 2);
+        double sum = row_arrange(p, placed, group->ranks, row->tokens / 2);
         if (sum > most) most = sum;
     }
     return row->seconds - row->attention * (1 - most / whole);

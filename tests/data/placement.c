@@ -141,6 +141,30 @@ TEST(data, a_placement_puts_long_sequences_on_one_row) {
     ml_arena_free(arena);
 }
 
+/* The ranks of a group have about as many query-key pairs, though a sequence is shorter than its
+ * row: short ones come before it. */
+TEST(data, a_placement_evens_out_the_ranks_of_a_group) {
+    static const int lengths[] = {128, 12, 10, 8};
+    ml_placement_costs costs = costs_of(2, 64, 2);
+    int32_t documents[158];
+    double pairs = 0;
+    ml_arena *arena = ml_arena_new();
+    ml_step_placement p;
+    for (int i = 0, at = 0; i < 4; i++) {
+        pairs += 0.5 * lengths[i] * lengths[i];
+        for (int k = 0; k < lengths[i]; k++) documents[at++] = i;
+    }
+    ml_placement_make(arena, &costs, documents, 1, 158, &p);
+    check_complete(&costs, &p, arena);
+    CHECK_EQ_INT(p.microbatches.count, 1);
+    const ml_microbatch *m = &p.microbatches.at[0];
+    const ml_row_cost *row = &costs.group[1].row[m->row];
+    const double whole = (double)(row->tokens * row->tokens);
+    const double most = (1 - (row->seconds - m->seconds) / row->attention) * whole;
+    EXPECT(most < 1.1 * pairs / 2, "%.0f pairs on a rank, %.0f of both", most, pairs);
+    ml_arena_free(arena);
+}
+
 /* Every rank has one microbatch in each slot, whose times are nearly alike, and so are those of the
  * ranks over all slots. Three rows a microbatch as one. */
 TEST(data, a_placement_in_slots_has_each_rank_once_in_each) {
