@@ -6,7 +6,7 @@ local A = m.axes { batch = 4, seq = 64, embed = 8, heads = 2, head_dim = 4, voca
 local function model(more)
   local Model = m.module("Model", function(self)
     self.table, self.wq = m.param { A.vocab, A.embed }, m.param { A.embed, A.heads, A.head_dim }
-    self.seen = m.buffer {}
+    self.places, self.seen = m.param { A.seq, A.embed }, m.buffer {}
   end)
   function Model:forward(tokens)
     local x = self.table:gather(tokens, "vocab")
@@ -38,6 +38,9 @@ try("sums along the sequence", {}, attended(function(y) return y:cumsum "seq" en
 try("the token before", {}, attended(function(y) return y:pad("seq", 1, 0):slice("seq", 0, y:size "seq") end))
 try("a mean over the sequence", {}, attended(function(y) return y - y:mean "seq" end))
 try("places in the row", {}, attended(function(y) return y * m.iota(m.axis("seq", y:size "seq"), "f32") end))
+try("a table over the sequence", {}, function(x, q, self)
+  return x + m.attention(q, q, q, { causal = true }):sum("heads", "head_dim") + self.places
+end)
 try("dropout", {}, attended(function(y) return m.dropout(y, 0.1) end))
 try("attention across documents", {}, function(x, q) return x + m.attention(q, q, q, { document = false }):sum("heads", "head_dim") * m.positions(q:sum("heads", "head_dim")):cast "f32" end)
 try("a score of places", {}, function(x, q)

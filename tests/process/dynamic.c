@@ -63,7 +63,7 @@ static void drawn_batches(process_room *room) {
         "accum=2 -n 8 --mesh pp=2,ep=2,cp=2 --layout cp=dynamic experts=4 steps=50",
         "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp",
         "accum=4 -n 8 --mesh pp=2,dp=2,cp=2 --layout cp=dynamic,preset=fsdp",
-        "accum=8 -n 4 --mesh cp=4 recurrent=true steps=50"};
+        "accum=8 -n 4 --mesh cp=4 recurrent=true learned=true steps=50"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
         const char *settings = strstr(layouts[i], "recurrent");
         if (!settings) settings = strstr(layouts[i], "experts");
@@ -85,6 +85,16 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
                                       TRAIN "steps=3 recurrent=true accum=8 -n 2 "
                                             "--mesh cp=2 --layout cp=dynamic");
     compare("recurrences", many.output, one.output);
+}
+
+/* A table over the window's positions is read at those of each document, on rows of any length. */
+PROCESS_TEST(dynamic_context_of_learned_positions) {
+    write_documents(room, 21);
+    process_result one = process_run(room, 0, "", TRAIN "steps=3 learned=true");
+    process_result many = process_run(room, 0, "",
+                                      TRAIN "steps=3 learned=true accum=8 -n 2 "
+                                            "--mesh cp=2 --layout cp=dynamic");
+    compare("learned positions", many.output, one.output);
 }
 
 /* The microbatches of a pipeline are of several programs, and their number varies by steps; with

@@ -164,6 +164,13 @@ static knowledge along(walk *w, ml_ref n) {
     return refuse(w, n, "it joins positions along the sequences' axes");
 }
 
+/* Whether n looks positions' numbers up in a table, whose axis it names: seq of a table is none of
+ * positions' own. */
+static bool looks_up(const walk *w, ml_ref n) {
+    return ml_graph_node(w->g, n)->op == ML_OP_GATHER &&
+           w->known[ml_graph_source(w->g, n, 0)] == OUTSIDE;
+}
+
 static bool keeps_apart(const walk *w, ml_ref n) {
     for (int i = 0; i < w->apart_count; i++)
         if (n >= w->apart[i].first && n < w->apart[i].end) return true;
@@ -191,7 +198,7 @@ static knowledge of_node(walk *w, ml_ref n) {
     }
     if (!ml_op_is(op, ML_BY_PARTS))
         return refuse(w, n, "its rows are not known to be independent of one another");
-    bool named = names(w, n, w->seq) || names(w, n, w->batch);
+    bool named = !looks_up(w, n) && (names(w, n, w->seq) || names(w, n, w->batch));
     if (most == KEYS) {
         if (named || has(w, n, w->seq))
             return refuse(w, n, "pairs of positions, outside of attention");

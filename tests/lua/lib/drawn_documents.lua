@@ -1,7 +1,7 @@
 -- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
 -- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
 local m = require "mlua"
-local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, experts = 0, victim = -1 }
+local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1 }
 local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = 64, batch = 8, width = 3 }
 
 local Block = m.module("Block", function(self)
@@ -39,9 +39,11 @@ end
 
 local Net = m.module("Net", function(self)
   self.table, self.blocks = m.param { A.vocab, A.embed, init = 0.5 }, m.stack(cfg.layers, Block)
+  if cfg.learned then self.places = m.param { A.seq, A.embed, init = 0.5 } end
 end)
 function Net:forward(tokens)
   local x = self.table:gather(tokens, "vocab")
+  if cfg.learned then x = x + self.places:gather(m.positions(tokens), "seq") end
   for _, block in ipairs(self.blocks) do x = block(x) end
   return x:dot(self.table, "embed")
 end
