@@ -17,6 +17,7 @@
 #include "runtime/base/knobs.h"
 #include "runtime/compile_passes.h"
 #include "runtime/graph/analysis.h"
+#include "runtime/passes/recompute_choose.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/plan/host_copies.h"
 #include "runtime/plan/log.h"
@@ -164,6 +165,7 @@ struct compile_shared {
     ml_graph *global; /* of a pipeline: the graph of every attempt's plan, and its roots */
     ml_roots roots;
     bool keeps_all;                    /* an attempt computes nothing again in some part */
+    recompute_curves *curves;          /* of what may be computed again */
     int64_t scan;                      /* positions of the longest scan that segments may cut */
     struct ml_pipeline_plan *pipeline; /* what all attempts begin with: stages, schedule, slots */
     uint64_t hash;
@@ -355,7 +357,10 @@ static void offload(ml_plan *plan, const plan_choice *choice) {
 
 static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
-    pass_context c = {.plan = plan, .choice = *choice, .param_cache = choice->param_cache};
+    pass_context c = {.plan = plan,
+                      .choice = *choice,
+                      .param_cache = choice->param_cache,
+                      .curves = shared->curves};
     plan->parts = ML_NEW(plan->arena, ml_plan *);
     plan->parts[plan->part_count++] = plan;
     plan->script_inputs = UINT32_MAX;
@@ -414,7 +419,8 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
     struct ml_pipeline_plan *pipeline = plan->pipeline;
     pass_context c = {.plan =
                           pipeline_stage_begin(plan, v, choice->param_cache && !plan->roots.mixed),
-                      .choice = *choice};
+                      .choice = *choice,
+                      .curves = plan->shared->curves};
     log_text(plan, ML_LOG_PART, "stage %d of %d", v, pipeline->count);
     c.choice.overlap = false;
     if (pipeline->stages[v].waves.weight_grad) c.input_wave = pipeline->input_wave;
@@ -560,14 +566,16 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     plan->limit = c->limit > 0 ? larger(c->limit - c->beside, 1) : 0;
     plan->options = options_of(c->in);
     if (plan->shared == NULL) plan->shared = shared_new(plan->limit > 0);
+    struct compile_shared *shared = plan->shared;
+    if (shared->curves == NULL) shared->curves = recompute_curves_new(shared->arena);
     log_attempt(plan, choice);
     if (is_pipeline(c->in))
         compile_pipeline(c->in, plan, choice);
     else
         compile_whole(c->in, plan, choice);
     measure(c, plan, size);
-    size->scan = plan->shared->scan;
-    size->keeps_all = plan->shared->keeps_all;
+    size->scan = shared->scan;
+    size->keeps_all = shared->keeps_all;
     log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
              c->limit == 0            ? "no limit is known"
              : size->peak <= c->limit ? "fits"

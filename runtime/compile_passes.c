@@ -164,7 +164,7 @@ ml_graph *pass_recompute(pass_context *c) {
     double speeds[ML_MAX_MESH] = {0};
     for (int i = 0; plan->layout != NULL && i < plan->layout->count; i++)
         speeds[i] = plan_link_speed(plan->layout, plan->target, i);
-    ml_graph *g = ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c), speeds);
+    ml_graph *g = ml_recompute(plan->graph, &plan->roots, bytes, kept_share(c), speeds, c->curves);
     if (plan->layout != NULL) ml_shard_traffic(g, plan->layout, plan->traffic);
     return g;
 }

@@ -23,6 +23,7 @@ typedef struct {
     bool stages;               /* of a program that is divided into stages after these passes */
     struct compile_fold *fold; /* between fold_layers and unfold_layers */
     bool whole;                /* layers are not left out */
+    struct recompute_curves *curves; /* of attempts at the program; NULL: there are none */
 } pass_context;
 
 typedef enum {

@@ -15,9 +15,11 @@ ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
  * `kept` is below 1, any values: of the bytes of saved values between the most and the least that
  * can be, this share is saved, so that computing the others again takes the least time; what ranks
  * gathered from one another is gathered again where that takes less. `speeds`: bytes a second that
- * a rank sends, by mesh axis; NULL where there are no collectives. */
+ * a rank sends, by mesh axis; NULL where there are no collectives. `curves`: of attempts at the
+ * same program (recompute_choose.h); NULL: there are none. */
+struct recompute_curves;
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept,
-                       const double *speeds);
+                       const double *speeds, struct recompute_curves *curves);
 
 /* Bytes, at least, of a program of which nothing is computed again: its states and what the
  * backward pass reads of the forward pass. */

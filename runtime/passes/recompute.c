@@ -46,6 +46,7 @@ typedef struct {
     bool *compared; /* by node: an operand of a comparison with its largest element */
     const double *speeds; /* of collectives: bytes a second by mesh axis */
     double kept;          /* share of what selective recomputation leaves that is kept */
+    recompute_curves *curves;
     bool *read;       /* by node: the backward phase's elementwise work reads it, or what it is made
                          from elementwise */
     bool *multiplied; /* by node: operand of a product of the backward phase */
@@ -351,7 +352,8 @@ static void decide_all(state *s) {
                                                   .fixed = s->compared,
                                                   .light = light,
                                                   .speeds = s->speeds,
-                                                  .share = s->kept},
+                                                  .share = s->kept,
+                                                  .curves = s->curves},
                              fates);
     for (ml_ref n = 1; n < r->count; n++)
         if (fates[n] != RECOMPUTE_UNUSED) s->fates[n] = fates[n] == RECOMPUTE_AGAIN ? COPIED : KEPT;
@@ -408,7 +410,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
 }
 
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots, int64_t bytes, double kept,
-                       const double *speeds) {
-    state s = {.bytes_left = bytes, .kept = kept, .speeds = speeds};
+                       const double *speeds, recompute_curves *curves) {
+    state s = {.bytes_left = bytes, .kept = kept, .speeds = speeds, .curves = curves};
     return rewrite_run(from, roots, begin, rule, &s);
 }

@@ -140,16 +140,28 @@ typedef struct {
     uint8_t *fates;
 } point;
 
+/* What is known of parts that are alike, whatever is to be kept. */
 typedef struct {
-    const recompute_part *part;
+    uint64_t hash;
+    recompute_part part;
     flow flow;
     point *points; /* from the most bytes to the least, convex */
     uint32_t count, capacity;
-    uint32_t members; /* parts that are alike */
-    uint32_t at;      /* the point that members have */
-    uint32_t ahead;   /* so many of them have the next one */
-    uint8_t *between; /* the fates of one more */
+    bool has_others; /* these are found: choices beside the points, each once */
+    ML_VEC(uint8_t *) others;
+    ML_VEC(uint64_t) other_hashes;
 } curve;
+
+struct recompute_curves {
+    ml_arena *arena;
+    ML_VEC(curve *) known;
+};
+
+recompute_curves *recompute_curves_new(ml_arena *arena) {
+    recompute_curves *curves = ML_NEW(arena, recompute_curves);
+    curves->arena = arena;
+    return curves;
+}
 
 void recompute_cost(const recompute_part *part, const uint8_t *fates, int64_t *bytes,
                     double *seconds) {
@@ -162,9 +174,9 @@ void recompute_cost(const recompute_part *part, const uint8_t *fates, int64_t *b
 }
 
 static point solve(curve *c, double price, ml_arena *arena) {
-    point p = {.fates = ML_NEW_ARRAY(arena, uint8_t, (size_t)c->part->count + 1)};
-    cut_at(&c->flow, c->part, price, p.fates);
-    recompute_cost(c->part, p.fates, &p.bytes, &p.seconds);
+    point p = {.fates = ML_NEW_ARRAY(arena, uint8_t, (size_t)c->part.count + 1)};
+    cut_at(&c->flow, &c->part, price, p.fates);
+    recompute_cost(&c->part, p.fates, &p.bytes, &p.seconds);
     return p;
 }
 
@@ -200,8 +212,8 @@ static void bisect(curve *c, point from, point to, int depth, ml_arena *arena) {
 static void curve_find(curve *c, ml_arena *arena) {
     enum { DEEPEST = 12 };
     double seconds = 0, least_seconds = 0, bytes = 1, least_bytes = 0;
-    for (uint32_t v = 0; v < c->part->count; v++) {
-        const recompute_value *value = &c->part->values[v];
+    for (uint32_t v = 0; v < c->part.count; v++) {
+        const recompute_value *value = &c->part.values[v];
         double b = (double)value->bytes, s = value->seconds;
         bytes += b;
         if (b > 0 && (least_bytes == 0 || b < least_bytes)) least_bytes = b;
@@ -209,7 +221,7 @@ static void curve_find(curve *c, ml_arena *arena) {
         seconds += s;
         if (least_seconds == 0 || s < least_seconds) least_seconds = s;
     }
-    flow_begin(&c->flow, c->part, arena);
+    flow_begin(&c->flow, &c->part, arena);
     point fastest = solve(c, 1e-3 * (least_seconds + 1e-12) / bytes, arena);
     append(c, fastest, arena);
     if (least_bytes == 0) return;
@@ -274,7 +286,7 @@ static void keep_more(const recompute_part *p, uint8_t *fates, int64_t spare, ml
 }
 
 typedef struct {
-    curve *c;
+    const recompute_part *part;
     int64_t bytes; /* at most */
     uint8_t *best;
     double seconds; /* of the best */
@@ -283,46 +295,85 @@ typedef struct {
 static void try_choice(spare_search *s, const uint8_t *fates, ml_arena *arena) {
     int64_t bytes;
     double seconds;
-    const recompute_part *p = s->c->part;
-    recompute_cost(p, fates, &bytes, &seconds);
+    recompute_cost(s->part, fates, &bytes, &seconds);
     if (bytes > s->bytes) return;
-    uint8_t *trial = ML_NEW_ARRAY(arena, uint8_t, (size_t)p->count + 1);
-    memcpy(trial, fates, p->count);
-    keep_more(p, trial, s->bytes - bytes, arena);
-    recompute_cost(p, trial, &bytes, &seconds);
+    uint8_t *trial = ML_NEW_ARRAY(arena, uint8_t, (size_t)s->part->count + 1);
+    memcpy(trial, fates, s->part->count);
+    keep_more(s->part, trial, s->bytes - bytes, arena);
+    recompute_cost(s->part, trial, &bytes, &seconds);
     if (s->best == NULL || seconds < s->seconds) s->best = trial, s->seconds = seconds;
 }
 
-/* Cuts at and around the price of each step of the curve, where value v costs nothing to keep, or
- * far more than it does. */
-static void try_other(spare_search *s, uint32_t v, int64_t bytes, ml_arena *arena) {
-    static const double around[] = {0.25, 0.5, 1, 2, 4};
-    enum { PRICES = sizeof around / sizeof *around };
-    curve *c = s->c;
-    recompute_value *value = &c->part->values[v];
-    int64_t own = value->bytes;
-    uint8_t *fates = ML_NEW_ARRAY(arena, uint8_t, (size_t)c->part->count + 1);
+/* Whether the curve has the choice, as a point or beside them. */
+static bool has_choice(const curve *c, const uint8_t *fates, uint64_t hash) {
+    for (uint32_t i = 0; i < c->count; i++)
+        if (memcmp(c->points[i].fates, fates, c->part.count) == 0) return true;
+    for (uint32_t i = 0; i < c->others.count; i++)
+        if (c->other_hashes.at[i] == hash && memcmp(c->others.at[i], fates, c->part.count) == 0)
+            return true;
+    return false;
+}
+
+static void add_other(curve *c, const uint8_t *fates, ml_arena *arena) {
+    const uint64_t hash = ml_hash(fates, c->part.count, 0);
+    if (has_choice(c, fates, hash)) return;
+    uint8_t *other = ML_NEW_ARRAY(arena, uint8_t, (size_t)c->part.count + 1);
+    memcpy(other, fates, c->part.count);
+    *ML_PUSH(arena, &c->others) = other;
+    *ML_PUSH(arena, &c->other_hashes) = hash;
+}
+
+enum { PRICES = 5, MOST_VALUES = 96 };
+
+/* At and around the price of a step of the curve. */
+static double price_near(const curve *c, uint32_t i) {
+    static const double around[PRICES] = {0.25, 0.5, 1, 2, 4};
+    const point *p = &c->points[i / PRICES];
+    return around[i % PRICES] * ((p[1].seconds - p->seconds) / (double)(p->bytes - p[1].bytes));
+}
+
+/* Cuts where value v costs as many bytes. A cheaper value that the cut keeps anyway changes
+ * nothing, nor does a dearer one that it does not keep. */
+static void add_others(curve *c, uint32_t v, int64_t bytes, const uint8_t *cuts, ml_arena *arena) {
+    recompute_value *value = &c->part.values[v];
+    const int64_t own = value->bytes;
+    uint8_t fates[MOST_VALUES];
     for (uint32_t i = 0; i < PRICES * (c->count - 1); i++) {
-        const point *p = &c->points[i / PRICES];
-        double price = (p[1].seconds - p->seconds) / (double)(p->bytes - p[1].bytes);
+        const uint8_t *cut = cuts + i * c->part.count;
+        if ((cut[v] == RECOMPUTE_KEPT) == (bytes < own)) {
+            add_other(c, cut, arena);
+            continue;
+        }
         value->bytes = bytes;
-        cut_at(&c->flow, c->part, around[i % PRICES] * price, fates);
+        cut_at(&c->flow, &c->part, price_near(c, i), fates);
         value->bytes = own;
-        try_choice(s, fates, arena);
+        add_other(c, fates, arena);
     }
 }
 
-/* The fastest choice that was found of at most so many bytes: from the points of the curve, and
- * from cuts that are made to keep one value or not to. */
-static uint8_t *fastest_in(curve *c, int64_t bytes, ml_arena *arena) {
-    enum { MOST_VALUES = 96, FAR = 64 };
-    spare_search s = {.c = c, .bytes = bytes};
-    for (uint32_t i = 0; i < c->count; i++) try_choice(&s, c->points[i].fates, arena);
-    for (uint32_t v = 0; c->part->count <= MOST_VALUES && v < c->part->count; v++) {
-        if (c->part->values[v].bytes == 0 || c->part->values[v].seconds <= 0) continue;
-        try_other(&s, v, 0, arena);
-        try_other(&s, v, FAR * c->part->values[v].bytes, arena);
+/* Cuts that are made to keep one value or not to: it costs nothing to keep, or far more than it
+ * does. */
+static void find_others(curve *c, ml_arena *arena) {
+    enum { FAR = 64 };
+    const uint32_t count = c->part.count, prices = PRICES * (c->count - 1);
+    if (c->has_others || count > MOST_VALUES) return;
+    c->has_others = true;
+    uint8_t *cuts = ML_NEW_ARRAY(arena, uint8_t, (size_t)prices * count + 1);
+    for (uint32_t i = 0; i < prices; i++)
+        cut_at(&c->flow, &c->part, price_near(c, i), cuts + (size_t)i * count);
+    for (uint32_t v = 0; v < count; v++) {
+        const recompute_value *value = &c->part.values[v];
+        if (value->bytes == 0 || value->seconds <= 0) continue;
+        add_others(c, v, 0, cuts, arena);
+        add_others(c, v, FAR * value->bytes, cuts, arena);
     }
+}
+
+/* The fastest choice that was found of at most so many bytes. */
+static uint8_t *fastest_in(const curve *c, int64_t bytes, ml_arena *arena) {
+    spare_search s = {.part = &c->part, .bytes = bytes};
+    for (uint32_t i = 0; i < c->count; i++) try_choice(&s, c->points[i].fates, arena);
+    for (uint32_t i = 0; i < c->others.count; i++) try_choice(&s, c->others.at[i], arena);
     return s.best;
 }
 
@@ -339,41 +390,64 @@ static uint64_t hash_of(const recompute_part *p) {
     return ml_hash(p->sources, p->source_count * sizeof *p->sources, hash);
 }
 
+/* Of parts that are alike. */
 typedef struct {
-    curve *curves;
+    curve *curve;
+    uint32_t members;
+    uint32_t at;      /* the point that members have */
+    uint32_t ahead;   /* so many of them have the next one */
+    uint8_t *between; /* the fates of one more */
+} part_class;
+
+typedef struct {
+    part_class *classes;
     uint32_t count;
     uint32_t *of_part;
-} classes;
+} part_classes;
 
-/* Layers repeat: the last class is looked at first. */
-static void classes_find(classes *all, const recompute_part *parts, uint32_t count,
-                         ml_arena *arena) {
-    uint64_t *hashes = ML_NEW_ARRAY(arena, uint64_t, (size_t)count + 1);
-    all->curves = ML_NEW_ARRAY(arena, curve, (size_t)count + 1);
+/* The curve of a part, found anew where no part before was alike. Layers repeat: the last one is
+ * looked at first. */
+static curve *curve_of(recompute_curves *curves, const recompute_part *part) {
+    const uint64_t hash = hash_of(part);
+    ml_arena *arena = curves->arena;
+    for (uint32_t k = curves->known.count; k-- > 0;)
+        if (curves->known.at[k]->hash == hash) return curves->known.at[k];
+    curve *c = *ML_PUSH(arena, &curves->known) = ML_NEW(arena, curve);
+    c->hash = hash;
+    c->part = *part;
+    c->part.values = ML_NEW_ARRAY(arena, recompute_value, (size_t)part->count + 1);
+    c->part.sources = ML_NEW_ARRAY(arena, uint32_t, (size_t)part->source_count + 1);
+    memcpy(c->part.values, part->values, part->count * sizeof *part->values);
+    memcpy(c->part.sources, part->sources, part->source_count * sizeof *part->sources);
+    curve_find(c, arena);
+    return c;
+}
+
+static void classes_find(part_classes *all, recompute_curves *curves, const recompute_part *parts,
+                         uint32_t count, ml_arena *arena) {
+    all->classes = ML_NEW_ARRAY(arena, part_class, (size_t)count + 1);
     all->of_part = ML_NEW_ARRAY(arena, uint32_t, (size_t)count + 1);
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t hash = hash_of(&parts[i]);
+        curve *c = curve_of(curves, &parts[i]);
         uint32_t k = all->count;
-        while (k > 0 && hashes[k - 1] != hash) k--;
+        while (k > 0 && all->classes[k - 1].curve != c) k--;
         if (k == 0) {
-            hashes[all->count] = hash;
-            all->curves[all->count].part = &parts[i];
+            all->classes[all->count].curve = c;
             k = ++all->count;
-            curve_find(&all->curves[k - 1], arena);
         }
         all->of_part[i] = k - 1;
-        all->curves[k - 1].members++;
+        all->classes[k - 1].members++;
     }
 }
 
 /* The step that adds the fewest seconds for each byte that it saves; NULL: all are made. */
-static curve *cheapest_step(const classes *all) {
-    curve *best = NULL;
+static part_class *cheapest_step(const part_classes *all) {
+    part_class *best = NULL;
     double least = 0;
     for (uint32_t i = 0; i < all->count; i++) {
-        curve *c = &all->curves[i];
-        if (c->at + 1 >= c->count) continue;
-        const point *p = &c->points[c->at];
+        part_class *c = &all->classes[i];
+        if (c->at + 1 >= c->curve->count) continue;
+        const point *p = &c->curve->points[c->at];
         double price = (p[1].seconds - p->seconds) / (double)(p->bytes - p[1].bytes);
         if (best == NULL || price < least) best = c, least = price;
     }
@@ -382,41 +456,45 @@ static curve *cheapest_step(const classes *all) {
 
 /* Of the step that saves more than is asked for: as many members as it takes, and the fastest
  * choice in what is left for one more. */
-static void step_partly(curve *c, int64_t excess, ml_arena *arena) {
-    const point *p = &c->points[c->at];
+static void step_partly(part_class *c, int64_t excess, recompute_curves *curves, ml_arena *arena) {
+    const point *p = &c->curve->points[c->at];
     int64_t saved = p->bytes - p[1].bytes;
     c->ahead = (uint32_t)(excess / saved);
     int64_t left = excess - (int64_t)c->ahead * saved;
-    if (left > 0) c->between = fastest_in(c, p->bytes - left, arena);
+    if (left <= 0) return;
+    find_others(c->curve, curves->arena);
+    c->between = fastest_in(c->curve, p->bytes - left, arena);
 }
 
-void recompute_choose(const recompute_part *parts, uint32_t count, double kept, ml_arena *arena,
-                      uint8_t **fates) {
-    classes all = {0};
-    classes_find(&all, parts, count, arena);
+void recompute_choose(const recompute_part *parts, uint32_t count, double kept,
+                      recompute_curves *curves, ml_arena *arena, uint8_t **fates) {
+    part_classes all = {0};
+    if (curves == NULL) curves = recompute_curves_new(arena);
+    classes_find(&all, curves, parts, count, arena);
     double most = 0, least = 0;
     for (uint32_t i = 0; i < all.count; i++) {
-        const curve *c = &all.curves[i];
-        most += (double)c->members * (double)c->points[0].bytes;
-        least += (double)c->members * (double)c->points[c->count - 1].bytes;
+        const curve *known = all.classes[i].curve;
+        most += (double)all.classes[i].members * (double)known->points[0].bytes;
+        least += (double)all.classes[i].members * (double)known->points[known->count - 1].bytes;
     }
     int64_t excess = (int64_t)((1 - kept) * (most - least));
-    curve *c;
+    part_class *c;
     while (excess > 0 && (c = cheapest_step(&all)) != NULL) {
-        int64_t saved = c->members * (c->points[c->at].bytes - c->points[c->at + 1].bytes);
+        const point *p = &c->curve->points[c->at];
+        int64_t saved = c->members * (p->bytes - p[1].bytes);
         if (saved > excess) {
-            step_partly(c, excess, arena);
+            step_partly(c, excess, curves, arena);
             break;
         }
         excess -= saved;
         c->at++;
     }
     for (uint32_t i = 0; i < count; i++) {
-        c = &all.curves[all.of_part[i]];
-        fates[i] = c->points[c->at].fates;
+        c = &all.classes[all.of_part[i]];
+        fates[i] = c->curve->points[c->at].fates;
         if (c->ahead > 0) {
             c->ahead--;
-            fates[i] = c->points[c->at + 1].fates;
+            fates[i] = c->curve->points[c->at + 1].fates;
         } else if (c->between != NULL) {
             fates[i] = c->between;
             c->between = NULL;

@@ -30,11 +30,17 @@ typedef struct {
 
 typedef enum { RECOMPUTE_UNUSED, RECOMPUTE_KEPT, RECOMPUTE_AGAIN } recompute_fate;
 
+/* Curves of parts that were chosen about before: attempts at a program share them. They live in the
+ * arena. */
+typedef struct recompute_curves recompute_curves;
+recompute_curves *recompute_curves_new(ml_arena *arena);
+
 /* fates[i]: of the values of parts[i], for the share `kept` of the bytes between the least and the
  * most that choices keep: 1 adds no time, 0 keeps the least bytes. Alike parts get alike fates,
- * but that the first of them may keep less than the others. */
-void recompute_choose(const recompute_part *parts, uint32_t count, double kept, ml_arena *arena,
-                      uint8_t **fates);
+ * but that the first of them may keep less than the others. What is in `curves` (NULL: nothing)
+ * is not found anew; fates are not to be written to. */
+void recompute_choose(const recompute_part *parts, uint32_t count, double kept,
+                      recompute_curves *curves, ml_arena *arena, uint8_t **fates);
 /* What a choice keeps and adds. */
 void recompute_cost(const recompute_part *part, const uint8_t *fates, int64_t *bytes,
                     double *seconds);

@@ -315,7 +315,7 @@ void recompute_program_choose(const recompute_program *p, uint8_t *fates) {
     move_to_readers(&t);
     fill_parts(&t, arena);
     uint8_t **chosen = ML_NEW_ARRAY(arena, uint8_t *, t.part_count);
-    recompute_choose(t.parts, t.part_count, p->share, arena, chosen);
+    recompute_choose(t.parts, t.part_count, p->share, p->curves, arena, chosen);
     for (ml_ref n = 1; n < t.count; n++) {
         if (!is_value(&t, n) || t.excluded[t.part_of[n]])
             fates[n] = RECOMPUTE_UNUSED;

@@ -13,6 +13,7 @@ typedef struct {
     const bool *light;    /* computing it again takes no time that counts */
     const double *speeds; /* of collectives: bytes a second by mesh axis; NULL: there are none */
     double share;         /* to keep: recompute_choose */
+    recompute_curves *curves; /* likewise */
 } recompute_program;
 
 /* By node: RECOMPUTE_KEPT or RECOMPUTE_AGAIN; RECOMPUTE_UNUSED where the choice is not this one's.

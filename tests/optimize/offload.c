@@ -281,7 +281,7 @@ static void try_choice(void *context, const plan_choice *choice, plan_size *size
     choice_case *c = context;
     ml_arena *arena = ml_arena_new();
     uint8_t *fates;
-    recompute_choose(&c->part, 1, choice->kept, arena, &fates);
+    recompute_choose(&c->part, 1, choice->kept, NULL, arena, &fates);
     build(c, fates);
     if (choice->offload != OFFLOAD_NONE)
         plan_offload(c->plan, c->limit, choice->offload == OFFLOAD_ALL);

@@ -45,11 +45,11 @@ static ml_graph *chunk_logits(const ml_graph *from, ml_roots *roots) {
 }
 static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
     static const double speeds[ML_MAX_MESH] = {1e12};
-    return ml_recompute(from, roots, 0, 0, speeds);
+    return ml_recompute(from, roots, 0, 0, speeds, NULL);
 }
 
 static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 256, 1, NULL);
+    return ml_recompute(from, roots, 256, 1, NULL, NULL);
 }
 static ml_graph *half_batch_overlap(const ml_graph *from, ml_roots *roots) {
     const ml_type *type = &ml_graph_input(from, 0)->type;

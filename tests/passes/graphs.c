@@ -627,7 +627,7 @@ static ml_graph *decompose_short(const ml_graph *from, ml_roots *roots) {
 }
 
 static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 0, 0, NULL);
+    return ml_recompute(from, roots, 0, 0, NULL, NULL);
 }
 
 static void everything(void *context) {

@@ -2,6 +2,9 @@
  * parts with at most 16 values. */
 #include "runtime/passes/recompute_choose.h"
 
+#include <string.h>
+#include <time.h>
+
 #include "tests/test.h"
 
 enum { MOST = 16 };
@@ -13,8 +16,8 @@ static uint32_t drawn(uint64_t *seed, uint32_t below) {
 
 /* A part like a layer: products of many seconds, elementwise work of few, some that cannot be
  * repeated, outputs of operators with several. */
-static recompute_part draw(uint64_t *seed, ml_arena *arena) {
-    recompute_part p = {.count = 3 + drawn(seed, MOST - 2)};
+static recompute_part draw_values(uint64_t *seed, uint32_t count, ml_arena *arena) {
+    recompute_part p = {.count = count};
     p.values = ML_NEW_ARRAY(arena, recompute_value, p.count);
     p.sources = ML_NEW_ARRAY(arena, uint32_t, 3 * p.count);
     for (uint32_t v = 0; v < p.count; v++) {
@@ -31,6 +34,11 @@ static recompute_part draw(uint64_t *seed, ml_arena *arena) {
         if (value->output) value->seconds = p.values[v - 1].seconds < 0 ? -1 : 0;
     }
     return p;
+}
+
+static recompute_part draw(uint64_t *seed, ml_arena *arena) {
+    const uint32_t count = 3 + drawn(seed, MOST - 2);
+    return draw_values(seed, count, arena);
 }
 
 /* Whether the fates give the backward pass all that it needs. */
@@ -95,13 +103,13 @@ static void check_part(const recompute_part *p, ml_arena *arena) {
         step += 3 * (p->values[v].seconds > 0 ? p->values[v].seconds : 0);
     int64_t most, fewest, bytes;
     double seconds;
-    recompute_choose(p, 1, 1, arena, &chosen);
+    recompute_choose(p, 1, 1, NULL, arena, &chosen);
     recompute_cost(p, chosen, &most, &seconds);
-    recompute_choose(p, 1, 0, arena, &chosen);
+    recompute_choose(p, 1, 0, NULL, arena, &chosen);
     recompute_cost(p, chosen, &fewest, &seconds);
     CHECK(least[fewest] < 1e30 && (fewest == 0 || least[fewest - 1] >= 1e30));
     for (int i = 0; i <= 10; i++) {
-        recompute_choose(p, 1, i / 10.0, arena, &chosen);
+        recompute_choose(p, 1, i / 10.0, NULL, arena, &chosen);
         CHECK(valid(p, chosen));
         recompute_cost(p, chosen, &bytes, &seconds);
         double excess = (double)(int64_t)((1 - i / 10.0) * (double)(most - fewest));
@@ -133,7 +141,7 @@ TEST(passes, recompute_choice_of_layers) {
     int64_t most = 0, fewest = 0, bytes;
     double seconds, slowest = 0, before = -1;
     for (int share = 10; share >= 0; share--) {
-        recompute_choose(parts, LAYERS, share / 10.0, arena, fates);
+        recompute_choose(parts, LAYERS, share / 10.0, NULL, arena, fates);
         int64_t sum = 0;
         double all = 0;
         int changes = 0;
@@ -144,12 +152,33 @@ TEST(passes, recompute_choice_of_layers) {
             if (i > 0 && fates[i] != fates[i - 1]) changes++;
         }
         if (share == 10) most = sum;
-        recompute_choose(parts, LAYERS, 0, arena, fates);
+        recompute_choose(parts, LAYERS, 0, NULL, arena, fates);
         recompute_cost(&layer, fates[0], &bytes, &slowest);
         fewest = LAYERS * bytes;
         CHECK(changes <= 2 && all >= before);
         CHECK((double)(sum - fewest) <= share / 10.0 * (double)(most - fewest) + 1);
         before = all;
     }
+    ml_arena_free(arena);
+}
+
+/* What attempts with other shares found is not searched for again, and choices are the same. */
+TEST(passes, recompute_choice_by_known_curves) {
+    enum { VALUES = 24, SHARES = 16 };
+    ml_arena *arena = ml_arena_new();
+    recompute_curves *curves = recompute_curves_new(arena);
+    uint64_t seed = 5;
+    const recompute_part part = draw_values(&seed, VALUES, arena);
+    uint8_t *fates[2][SHARES];
+    clock_t spent[2];
+    for (int known = 0; known < 2; known++) {
+        const clock_t began = clock();
+        for (int i = 0; i < SHARES; i++)
+            recompute_choose(&part, 1, (i + 0.5) / SHARES, known ? curves : NULL, arena,
+                             &fates[known][i]);
+        spent[known] = clock() - began;
+    }
+    for (int i = 0; i < SHARES; i++) CHECK(memcmp(fates[0][i], fates[1][i], VALUES) == 0);
+    EXPECT(2 * spent[1] < spent[0], "%ld beside %ld", (long)spent[1], (long)spent[0]);
     ml_arena_free(arena);
 }

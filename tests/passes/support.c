@@ -196,11 +196,11 @@ static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
     return ml_chunk_logits(from, roots, 80 * 8);
 }
 static ml_graph *recompute(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 0, 0, NULL);
+    return ml_recompute(from, roots, 0, 0, NULL, NULL);
 }
 
 static ml_graph *recompute_selective(const ml_graph *from, ml_roots *roots) {
-    return ml_recompute(from, roots, 6 << 10, 1, NULL);
+    return ml_recompute(from, roots, 6 << 10, 1, NULL, NULL);
 }
 /* Along every axis of an input that can be halved, one after the other. */
 static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {

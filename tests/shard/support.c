@@ -227,7 +227,7 @@ static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *loc
     ml_graph *chunked = ml_chunk_logits(together, local, 640); /* bytes: large logits, here */
     double speeds[ML_MAX_MESH];
     for (int i = 0; i < ML_MAX_MESH; i++) speeds[i] = 1e12; /* what is gathered is gathered again */
-    ml_graph *last = ml_recompute(chunked, local, 0, 0, speeds);
+    ml_graph *last = ml_recompute(chunked, local, 0, 0, speeds, NULL);
     ml_graph_verify(last, local, "the passes after sharding");
     compare(c, last, local, states, inputs, " after the passes");
     ml_graph_free(last);
