@@ -168,17 +168,23 @@ function dynamic.costs(o, rows, gpu)
   return costs
 end
 
+---The rows by group and place in it.
+function dynamic.by_place(rows)
+  local by = {}
+  for _, row in ipairs(rows) do
+    by[row.group] = by[row.group] or {}
+    by[row.group][row.row] = row
+  end
+  return by
+end
+
 ---What runs the steps: .begin(), .start(step, number), .finish().
 ---@param o table m.train's options
 ---@param rows table[] the result of dynamic.rows, each with its program
 ---@param data table train_data's
 function dynamic.runner(o, rows, data)
-  local d, costs, by = o.dynamic, dynamic.costs(o, rows), {}
-  for _, row in ipairs(rows) do
-    by[row.group] = by[row.group] or {}
-    by[row.group][row.row] = row
-    row.hosts = hosts_of(row.o.batch.size, row.o.seq.size)
-  end
+  local d, costs, by = o.dynamic, dynamic.costs(o, rows), dynamic.by_place(rows)
+  for _, row in ipairs(rows) do row.hosts = hosts_of(row.o.batch.size, row.o.seq.size) end
   d.costs = costs
   local placement = core.placement(costs)
   local runner, planned, list, facts, last = { sums = { busiest = 0, mean = 0, computed = 0, tokens = 0 } }, nil, nil, nil, nil

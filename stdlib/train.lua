@@ -12,6 +12,7 @@ local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
 local open_own = require("mlua.train_inputs").open
 local options_of = require "mlua.train_options"
+local packed_rows = require "mlua.packed_rows"
 local packing = require "mlua.packing"
 local run = require "mlua.run"
 local step_of = require "mlua.train_step"
@@ -122,7 +123,8 @@ function m.train(options)
     end
     if rows then stated:microbatches(parts) end
     known.note_training(o)
-    core.report(all, { tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
+    local runs, lengths = packed_rows.read(o, stated, rows)
+    core.report(all, { runs = runs, lengths = lengths, tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

@@ -139,6 +139,11 @@ static bool is_whole(const char *entry) {
     return access(index, R_OK) == 0 && access(entry, R_OK) == 0;
 }
 
+ml_status cache_find(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size) {
+    ML_TRY(name_entry(path, tokenizer, out, size));
+    return is_whole(out) ? ML_OK : ml_fail(ML_IO, "the tokens of %s are not made yet", path);
+}
+
 /* The lock is let go by closing it: also where a process dies. Without an entry its file stays: who
  * waits for it and who comes later then make the entry one after another. */
 ml_status cache_tokens(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size) {

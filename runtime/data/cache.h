@@ -11,7 +11,8 @@
 
 #include "runtime/text/tokenizer.h"
 
-/* Writes the path of the .bin to out. */
+/* Write the path of the .bin to out; the second fails where it is not made yet. */
 ml_status cache_tokens(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size);
+ml_status cache_find(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size);
 
 #endif

@@ -36,6 +36,7 @@ typedef struct {
     ml_corpus *corpus;
     const char *spec;
     ml_corpus_kind kind;
+    bool made; /* tokens of text are not made */
 } opening;
 
 static void close_until_read(ml_corpus *c, ml_file *file) {
@@ -58,7 +59,9 @@ static void limit_open_files(ml_corpus *c, store *s) {
     s->reopen = true;
 }
 
-static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, store *s) {
+static void open_store(const opening *o, const char *path, store *s) {
+    ml_corpus *c = o->corpus;
+    const ml_corpus_kind kind = o->kind;
     char cached[PATH_MAX];
     enum { LOOKED_AT = 8 }; /* stores whose content is checked: others have the same writer */
     bool text = !store_ends_in(path, ".bin") && !store_ends_in(path, ".npy");
@@ -70,7 +73,8 @@ static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, stor
     if (status == ML_OK && !direct) store_close(s);
     if (!direct && !c->tokenizer) status = ml_tokenizer_open("bytes", &bytes);
     if (status == ML_OK && !direct)
-        status = cache_tokens(path, bytes ? bytes : c->tokenizer, cached, sizeof cached);
+        status = (o->made ? cache_find : cache_tokens)(path, bytes ? bytes : c->tokenizer, cached,
+                                                       sizeof cached);
     if (status == ML_OK && !direct) {
         status = store_open(cached, STORE_BY_NAME, false, s);
         if (status != ML_OK) ml_help("it is made anew from %s where it is removed", path);
@@ -105,7 +109,7 @@ static void open_sources(void *context) {
         for (uint32_t k = 0; k < parsed.at[i].files.count; k++) {
             store *next = ML_PUSH(c->arena, &s->stores);
             next->file.descriptor = next->index.descriptor = -1;
-            open_store(c, parsed.at[i].files.at[k], o->kind, next);
+            open_store(o, parsed.at[i].files.at[k], next);
         }
         add_up(c, s);
     }
@@ -135,7 +139,13 @@ static ml_status made(ml_status status, ml_corpus **result) {
 ml_status ml_corpus_open(const char *text, ml_corpus_kind kind, ml_tokenizer *tokenizer,
                          ml_corpus **result) {
     ML_TRY(make(tokenizer, result));
-    return made(ml_protect(open_sources, &(opening){*result, text, kind}), result);
+    return made(ml_protect(open_sources, &(opening){*result, text, kind, false}), result);
+}
+
+ml_status ml_corpus_open_made(const char *text, ml_tokenizer *tokenizer, ml_corpus **result) {
+    ML_TRY(make(tokenizer, result));
+    return made(ml_protect(open_sources, &(opening){*result, text, ML_CORPUS_BY_NAME, true}),
+                result);
 }
 
 typedef struct {

@@ -29,6 +29,8 @@ ml_status ml_corpus_open(const char *spec, ml_corpus_kind kind, ml_tokenizer *to
 /* Bytes of text; `data` must outlive the corpus. `name` is for messages. */
 ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size,
                                 ml_corpus **corpus);
+/* Of files by their names; fails where tokens of text would have to be made first. */
+ml_status ml_corpus_open_made(const char *spec, ml_tokenizer *tokenizer, ml_corpus **corpus);
 void ml_corpus_close(ml_corpus *corpus);
 int64_t ml_corpus_tokens(const ml_corpus *corpus);
 /* Files' documents where an index or lines count them, else a document a file. */

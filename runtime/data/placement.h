@@ -8,8 +8,7 @@
  * that: then fewer hold a step's sequences. Sequences of larger groups come first, as many on a row
  * as it holds, each row in the group that is free first, with short sequences in what is left of
  * it; then the others, longest first, to the rank with the least work. Work is the time of the
- * row's program, of its attention that of the query-key pairs of its sequences on the rank that has
- * most of them.
+ * row's program, of its attention that of the query-key pairs of its sequences.
  *
  * The result follows from the lengths and the costs alone. The microbatches of a rank are in the
  * order of the plan, and so are those of each group: ranks never wait in a circle.
@@ -24,11 +23,12 @@
 #include <stdbool.h>
 
 #include "runtime/base/memory.h"
+#include "runtime/base/sequences.h"
 
 enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 16 };
 
-/* A program of a group: tokens of each rank, seconds of a run, and the share of these that
- * attention takes where the row is one causal sequence. */
+/* A program of a group: tokens of each rank, seconds of a run where the row is one causal sequence,
+ * and those of them that follow query-key pairs (base/sequences.h). */
 typedef struct {
     int64_t tokens;
     double seconds, attention;
@@ -48,9 +48,6 @@ typedef struct {
     bool together; /* all groups compute a microbatch at once, each `batch` rows of it */
 } ml_placement_costs;
 
-typedef struct {
-    int64_t start, length; /* tokens in the step's rows, one after another */
-} ml_sequence;
 typedef struct {
     uint32_t first, sequences; /* in ml_step_placement.sequence */
 } ml_placed_row;

@@ -150,22 +150,11 @@ static int longer_first(const void *a, const void *b) {
     return x->start < y->start ? -1 : x->start > y->start;
 }
 
-/* Where the document at `from` ends, by strides that double and then halve: a row has each number
- * in one piece. */
-static int64_t end_of(const int32_t *documents, int64_t from, int64_t end) {
-    int64_t last = from, stride = 64;
-    for (; last + stride < end && documents[last + stride] == documents[from]; stride *= 2)
-        last += stride;
-    for (; stride > 0; stride /= 2)
-        if (last + stride < end && documents[last + stride] == documents[from]) last += stride;
-    return last + 1;
-}
-
 static void find_sequences(planner *p, const int32_t *documents, int64_t rows, int64_t columns) {
     ML_VEC(candidate) found = {0};
     for (int64_t row = 0; row < rows; row++)
         for (int64_t from = row * columns, end = from + columns, at = from; from < end; from = at) {
-            at = end_of(documents, from, end);
+            at = ml_sequence_end(documents, from, end);
             ML_PUSH(p->arena, &found)->sequence = (ml_sequence){from, at - from};
         }
     p->all = found.at, p->count = found.count;

@@ -22,32 +22,6 @@ void loads_sift(loads *l, int64_t at) {
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
-/* Query-key pairs of the queries [from, to) of a sequence that begins at `start`. */
-static double pairs(int64_t start, int64_t length, int64_t from, int64_t to) {
-    if (from < start) from = start;
-    if (to > start + length) to = start + length;
-    if (to <= from) return 0;
-    return 0.5 * (double)(to - from) * (double)(from + to + 1 - 2 * start);
-}
-
-/* Query-key pairs of the rank of a group that has most of them. Rank r has blocks r and 2 n - 1 - r
- * of 2 n (runtime/ops/attention: traded halves). */
-static double most_pairs(const planner *p, const ml_placed_row *row, int64_t ranks, int64_t half) {
-    double most = 0;
-    for (int64_t r = 0; r < ranks; r++) {
-        double sum = 0;
-        int64_t start = 0, low = r * half, high = (2 * ranks - 1 - r) * half;
-        for (uint32_t i = 0; i < row->sequences; i++) {
-            int64_t length = p->out->sequence[row->first + i].length;
-            sum += pairs(start, length, low, low + half);
-            sum += pairs(start, length, high, high + half);
-            start += length;
-        }
-        if (sum > most) most = sum;
-    }
-    return most;
-}
-
 static int shorter_first(const void *a, const void *b) {
     const ml_sequence *x = a, *y = b;
     if (x->length != y->length) return x->length < y->length ? -1 : 1;
@@ -69,22 +43,27 @@ static void rotate(ml_sequence *at, uint32_t count, uint32_t by) {
     reverse(at, count);
 }
 
-/* Order the sequences of a group's row so that its ranks have about as many pairs, which a long one
- * at the row's beginning does not give them where it ends before the row: of the orders that are
- * tried, the ascending ones, rotated, the best. Returns most_pairs. */
-static double row_arrange(planner *p, const ml_placed_row *row, int64_t ranks, int64_t half) {
+static double share_of(const planner *p, const ml_placed_row *row, int64_t tokens, int64_t ranks) {
+    return ml_sequences_share(p->out->sequence + row->first, row->sequences, tokens * ranks, ranks,
+                              (ml_pair_mask){.causal = true});
+}
+
+/* Order the sequences of a group's row so that its ranks have about as many query-key pairs, which
+ * a long one at the row's beginning does not give them where it ends before the row: of the orders
+ * that are tried, the ascending ones, rotated, the best. Returns share_of. */
+static double row_arrange(planner *p, const ml_placed_row *row, int64_t tokens, int64_t ranks) {
     enum { TRIED = 8 };
     const uint32_t count = row->sequences, step = (count + TRIED - 1) / TRIED;
     ml_sequence *at = p->out->sequence + row->first;
-    double least = most_pairs(p, row, ranks, half);
+    double least = share_of(p, row, tokens, ranks);
     if (ranks == 1 || count < 2) return least;
     uint32_t best = 0, turned = 0;
     qsort(at, count, sizeof *at, shorter_first);
-    least = most_pairs(p, row, ranks, half);
+    least = share_of(p, row, tokens, ranks);
     while (turned + step < count) {
         rotate(at, count, step);
         turned += step;
-        const double most = most_pairs(p, row, ranks, half);
+        const double most = share_of(p, row, tokens, ranks);
         if (most < least) least = most, best = turned;
     }
     rotate(at, count, (best + count - turned) % count);
@@ -95,13 +74,12 @@ static double seconds_of(planner *p, const ml_microbatch *m) {
     const ml_group_cost *group = &p->costs->group[m->group];
     const ml_row_cost *row = &group->row[m->row];
     double most = 0;
-    double whole = (double)row->tokens * (double)row->tokens * (double)group->ranks / 2;
     for (int64_t e = 0; e < ml_placement_rows(p->costs, m->group); e++) {
         const ml_placed_row *placed = &p->out->rows.at[m->first_row + (uint32_t)e];
-        double sum = row_arrange(p, placed, group->ranks, row->tokens / 2);
-        if (sum > most) most = sum;
+        const double share = row_arrange(p, placed, row->tokens, group->ranks);
+        if (share > most) most = share;
     }
-    return row->seconds - row->attention * (1 - most / whole);
+    return row->seconds - row->attention * (1 - most);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */

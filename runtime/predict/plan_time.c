@@ -12,7 +12,7 @@
 #include "runtime/predict/predict.h"
 
 typedef struct {
-    const ml_rates *rates;
+    const predict_basis *by;
     const ml_schedule *s;
     const ml_layout *layout;
     /* Until when the collectives of each mesh axis last, and each one by its ticket, were there
@@ -29,7 +29,7 @@ static void wait_until(replay *r, double when, double *waited) {
 }
 
 static double beside_link(const replay *r) {
-    return r->rates->beside_link > 0 ? r->rates->beside_link : 1;
+    return r->by->rates->beside_link > 0 ? r->by->rates->beside_link : 1;
 }
 
 /* For collectives of a mesh axis, which nothing delays meanwhile. */
@@ -43,7 +43,7 @@ static void wait_for(replay *r, int axis, double end) {
 static void collective(replay *r, const ml_collective_step *c, uint32_t launch) {
     int axis = c->mesh_axis;
     bool begins = c->ticket == 0 || c->launch != launch;
-    double seconds = predict_collective(r->rates, r->s->target, r->layout, axis, c->ranks,
+    double seconds = predict_collective(r->by->rates, r->s->target, r->layout, axis, c->ranks,
                                         ml_step_sent(c), begins);
     double *stream = &r->stream[axis], now = r->now + r->early[axis];
     if (c->ticket == 0) {
@@ -59,10 +59,11 @@ static void collective(replay *r, const ml_collective_step *c, uint32_t launch) 
 /* A copy between the device and the host, in the stream of its direction. */
 static void host_copy(replay *r, const ml_host_copy *c) {
     double *stream = &r->host[c->back];
-    double rate = r->rates->host_bytes > 0 ? r->rates->host_bytes : r->rates->copy_bytes / 2;
+    double rate =
+        r->by->rates->host_bytes > 0 ? r->by->rates->host_bytes : r->by->rates->copy_bytes / 2;
     const bool stages = r->layout != NULL && r->layout->stages.on;
     rate = fmin(rate, host_copy_share(r->s->target, r->layout, stages));
-    double seconds = r->rates->launch_seconds + (double)c->bytes / rate;
+    double seconds = r->by->rates->launch_seconds + (double)c->bytes / rate;
     *stream = (*stream > r->now ? *stream : r->now) + seconds;
     r->out->copied += seconds;
     r->host_end[c->ticket] = *stream;
@@ -71,12 +72,12 @@ static void host_copy(replay *r, const ml_host_copy *c) {
 /* Computation, some of it beside collectives and copies. */
 static void compute(replay *r, uint32_t at) {
     predict_kind kind = PREDICT_SIMPLE;
-    double seconds = predict_step(r->rates, r->s, r->layout, at, &kind), busy = r->now;
+    double seconds = predict_step(r->by, r->s, r->layout, at, &kind), busy = r->now;
     for (int i = 0; i < ML_MAX_MESH; i++) {
         double until = r->stream[i] - r->early[i];
         busy = until > busy ? until : busy;
     }
-    double beside = busy - r->now, slow = 1 + r->rates->beside_share;
+    double beside = busy - r->now, slow = 1 + r->by->rates->beside_share;
     if (beside > seconds * slow) beside = seconds * slow;
     seconds += beside * (1 - 1 / slow);
     busy = r->host[0] > r->host[1] ? r->host[0] : r->host[1];
@@ -87,7 +88,7 @@ static void compute(replay *r, uint32_t at) {
     r->out->busy[kind] += seconds;
 }
 
-static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *arena,
+static void replay_part(const predict_basis *by, const ml_plan *part, ml_arena *arena,
                         ml_prediction *out) {
     const ml_schedule *s = part->schedule;
     uint32_t tickets = 0, launch = 0, copies = 0;
@@ -96,7 +97,7 @@ static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *ar
         if (c && c->ticket > tickets) tickets = c->ticket;
         copies += s->steps.at[i].kind == ML_STEP_HOST_COPY;
     }
-    replay r = {.rates = rates, .s = s, .layout = part->layout, .out = out};
+    replay r = {.by = by, .s = s, .layout = part->layout, .out = out};
     r.end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
     r.host_end = ML_NEW_ARRAY(arena, double, (size_t)copies + 1);
     for (uint32_t i = 0; i < s->steps.count; i++) {
@@ -123,10 +124,10 @@ static void replay_part(const ml_rates *rates, const ml_plan *part, ml_arena *ar
 static const double UNIT = 1e-9; /* schedules count nanoseconds */
 
 /* What a task's computation is for all its ranks and microbatches, summed; its one run. */
-static double task_seconds(const ml_rates *rates, const ml_plan *task, double times,
+static double task_seconds(const predict_basis *by, const ml_plan *task, double times,
                            ml_arena *arena, ml_prediction *sum) {
     ml_prediction one = {0};
-    replay_part(rates, task, arena, &one);
+    replay_part(by, task, arena, &one);
     predict_add(sum, &one, times);
     return one.seconds;
 }
@@ -151,13 +152,13 @@ static double message_seconds(const ml_rates *rates, const ml_plan *plan,
     return (far ? rates->network_seconds : rates->link_seconds) + (double)channel->bytes / rate;
 }
 
-static void times_of_tasks(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+static void times_of_tasks(const predict_basis *by, const ml_plan *plan, ml_arena *arena,
                            int64_t *task, ml_prediction *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     for (int v = 0; v < p->count; v++) {
         const pipeline_stage *stage = pipeline_representative(p, v);
         for (int i = 0; i < stage->task_count; i++) {
-            double seconds = task_seconds(rates, stage->plans[i], p->microbatches, arena, out);
+            double seconds = task_seconds(by, stage->plans[i], p->microbatches, arena, out);
             int64_t units = (int64_t)(seconds / UNIT);
             task[p->stages[v].first_task + i] = units > 0 ? units : 1;
         }
@@ -165,7 +166,7 @@ static void times_of_tasks(const ml_rates *rates, const ml_plan *plan, ml_arena 
 }
 
 /* What is computed once a step, by the rank that takes longest. */
-static double once_seconds(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+static double once_seconds(const predict_basis *by, const ml_plan *plan, ml_arena *arena,
                            ml_prediction *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     double longest = 0;
@@ -173,14 +174,14 @@ static double once_seconds(const ml_rates *rates, const ml_plan *plan, ml_arena 
         double seconds = 0;
         for (int v = rank; v < p->count; v += p->ranks) {
             const ml_plan *once = pipeline_once_per_step(p, v);
-            if (once) seconds += task_seconds(rates, once, 1, arena, out);
+            if (once) seconds += task_seconds(by, once, 1, arena, out);
         }
         longest = seconds > longest ? seconds : longest;
     }
     return longest;
 }
 
-static void predict_pipeline(const ml_rates *rates, const ml_plan *plan, ml_arena *arena,
+static void predict_pipeline(const predict_basis *by, const ml_plan *plan, ml_arena *arena,
                              ml_prediction *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     ml_pipeline_times times = {
@@ -189,11 +190,11 @@ static void predict_pipeline(const ml_rates *rates, const ml_plan *plan, ml_aren
         .delay = ML_NEW_ARRAY(arena, int64_t, (size_t)p->problem.edge_count + 1),
         .share = 1,
     };
-    times_of_tasks(rates, plan, arena, times.task, out);
+    times_of_tasks(by, plan, arena, times.task, out);
     for (int i = 0; i < p->channel_count; i++)
-        times.delay[i] = (int64_t)(message_seconds(rates, plan, &p->channels[i]) / UNIT);
+        times.delay[i] = (int64_t)(message_seconds(by->rates, plan, &p->channels[i]) / UNIT);
     int64_t length = ml_pipeline_replay(&p->problem, &p->schedule, &times, arena, &out->bubble);
-    double once = once_seconds(rates, plan, arena, out), share = 1.0 / p->ranks;
+    double once = once_seconds(by, plan, arena, out), share = 1.0 / p->ranks;
     for (int i = 0; i < PREDICT_KINDS; i++) out->busy[i] *= share;
     out->exposed *= share;
     out->sent *= share;
@@ -204,7 +205,7 @@ static void predict_pipeline(const ml_rates *rates, const ml_plan *plan, ml_aren
 
 /* ---- A program ---- */
 typedef struct {
-    const ml_rates *rates;
+    const predict_basis *by;
     const ml_plan *plan;
     ml_arena *scratch;
     ml_prediction *out;
@@ -213,12 +214,12 @@ typedef struct {
 static void predict_body(void *context) {
     const prediction_call *call = context;
     if (call->plan->pipeline)
-        predict_pipeline(call->rates, call->plan, call->scratch, call->out);
+        predict_pipeline(call->by, call->plan, call->scratch, call->out);
     else
-        replay_part(call->rates, call->plan, call->scratch, call->out);
+        replay_part(call->by, call->plan, call->scratch, call->out);
     /* Which wait for the slowest of them. */
     int64_t ranks = call->plan->layout ? ml_layout_ranks(call->plan->layout) : 1;
-    double spread = call->rates->rank_spread * log2((double)ranks) * call->out->seconds;
+    double spread = call->by->rates->rank_spread * log2((double)ranks) * call->out->seconds;
     call->out->seconds += spread;
     call->out->exposed += spread;
 }
@@ -231,28 +232,28 @@ static void microbatch_body(void *context) {
         for (int v = rank; v < p->count; v += p->ranks) {
             const pipeline_stage *stage = pipeline_representative(p, v);
             for (int i = 0; i < stage->task_count && stage->plans != NULL; i++)
-                task_seconds(call->rates, stage->plans[i], 1, call->scratch, &own);
+                task_seconds(call->by, stage->plans[i], 1, call->scratch, &own);
         }
         if (own.seconds > call->out->seconds) *call->out = own;
     }
 }
 
-static void predict_by(const ml_rates *rates, const ml_plan *plan, void (*body)(void *),
-                       ml_prediction *out) {
+static void predict_in_scratch(const predict_basis *by, const ml_plan *plan, void (*body)(void *),
+                               ml_prediction *out) {
     *out = (ml_prediction){0};
-    prediction_call call = {rates, plan, ml_arena_new(), out};
+    prediction_call call = {by, plan, ml_arena_new(), out};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while predicting a step");
     ml_status status = ml_protect(body, &call);
     ml_arena_free(call.scratch);
     if (status != ML_OK) ml_raise_last();
 }
 
-void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
-    predict_by(rates, plan, predict_body, out);
+void predict_plan(const predict_basis *by, const ml_plan *plan, ml_prediction *out) {
+    predict_in_scratch(by, plan, predict_body, out);
 }
 
-void predict_microbatch(const ml_rates *rates, const ml_plan *plan, ml_prediction *out) {
-    predict_by(rates, plan, plan->pipeline ? microbatch_body : predict_body, out);
+void predict_microbatch(const predict_basis *by, const ml_plan *plan, ml_prediction *out) {
+    predict_in_scratch(by, plan, plan->pipeline ? microbatch_body : predict_body, out);
 }
 
 /* Shares of the sum's time. */

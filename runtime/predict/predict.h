@@ -9,6 +9,7 @@
 #define ML_PREDICT_H
 
 #include "runtime/base/rates.h"
+#include "runtime/base/sequences.h"
 #include "runtime/plan/plan.h"
 
 /* What computation waits for. */
@@ -32,17 +33,24 @@ typedef struct {
     double bubble;              /* share in which the ranks of a pipeline wait for one another */
 } ml_prediction;
 
+/* By what times are predicted. `rows`: those of a program, whose attention keeps the sequences of a
+ * row apart; NULL: each row is one. */
+typedef struct {
+    const ml_rates *rates;
+    ml_sequence_rows *rows;
+} predict_basis;
+
 /* A step alone; *kind (NULL: not asked) becomes what bounds it. A WAIT takes no time. */
-double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout *layout,
+double predict_step(const predict_basis *by, const ml_schedule *s, const ml_layout *layout,
                     uint32_t step, predict_kind *kind);
 /* Bytes that leave a rank in a collective over mesh axis `axis`, `begins` a launch of their own. */
 double predict_collective(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
                           int axis, int64_t ranks, double bytes, bool begins);
 /* A program, with all its microbatches where it is cut into stages. Raises. */
-void predict_plan(const ml_rates *rates, const ml_plan *plan, ml_prediction *out);
+void predict_plan(const predict_basis *by, const ml_plan *plan, ml_prediction *out);
 /* Of a program that is cut into stages, one microbatch on the rank that takes longest, of those
  * that the plan has; another program's run. Raises. */
-void predict_microbatch(const ml_rates *rates, const ml_plan *plan, ml_prediction *out);
+void predict_microbatch(const predict_basis *by, const ml_plan *plan, ml_prediction *out);
 /* Adds `times` runs of one to another. */
 void predict_add(ml_prediction *sum, const ml_prediction *one, double times);
 

@@ -4,6 +4,8 @@
 #include <math.h>
 
 #include "runtime/graph/ops.h"
+#include "runtime/ops/attention/attention.h"
+#include "runtime/ops/attention/by_sequence.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/recurrence/recurrence.h"
 
@@ -61,13 +63,32 @@ static double gemm_seconds(const ml_rates *rates, const ml_gemm *g) {
 }
 
 /* ---- Attention ---- */
-static double attention_seconds(const ml_rates *rates, const ml_attention_step *a, double flops) {
+/* What the sequences of the program's rows leave of its query-key pairs. Queries are pieces of a
+ * row that ranks share, or all of one, which may be longer than the rows that are known. */
+static double pairs_share(ml_sequence_rows *rows, const ml_attention_step *a) {
+    if (rows == NULL || !ml_attention_by_document(a->graph, a->node)) return 1;
+    if (rows->end.count == 0) return 0;
+    const ml_pair_mask mask = {a->args.causal || a->args.window, a->args.window};
+    if (a->args.pieces && rows->tokens > a->seq)
+        return ml_sequence_rows_share(rows, rows->tokens / a->seq, mask);
+    const ml_sequence known = {0, rows->tokens};
+    double longer = (double)a->kv_seq / (double)rows->tokens; /* holds so many of them */
+    double share = ml_sequence_rows_share(rows, 1, mask) *
+                   ml_sequences_share(&known, 1, a->kv_seq, 1, mask) * longer;
+    return share < 1 ? share : 1;
+}
+
+/* Sequences end within tiles, as the diagonal does. */
+static double attention_seconds(const predict_basis *by, const ml_attention_step *a, double flops) {
+    const ml_rates *rates = by->rates;
     double dims = (double)(a->head_dim + a->value_dim);
     double pairs = flops / (a->backward ? 4 * dims : 2 * dims);
     double seconds = flops / (a->backward ? rates->attention_grad_flops : rates->attention_flops);
     double limit = a->backward ? rates->attention_grad_pairs : rates->attention_pairs;
     if (limit > 0) seconds = most(seconds, pairs / limit);
-    if (a->args.causal || a->args.window) seconds *= 1 + rates->attention_tile / (double)a->kv_seq;
+    double share = pairs_share(by->rows, a);
+    if (a->args.causal || a->args.window) share += rates->attention_tile / (double)a->kv_seq;
+    seconds *= share;
     return a->args.score ? seconds / rates->score_share : seconds;
 }
 
@@ -145,11 +166,11 @@ static double scan_seconds(const ml_rates *rates, const ml_schedule *s, const ml
                 (double)r.length * rates->position_seconds);
 }
 
-static double loop_seconds(const ml_rates *rates, const ml_loop *loop) {
+static double loop_seconds(const predict_basis *by, const ml_loop *loop) {
     double seconds = 0;
     if (loop->plan == NULL) return 0;
     for (uint32_t i = 0; i < loop->plan->schedule->steps.count; i++)
-        seconds += predict_step(rates, loop->plan->schedule, NULL, i, NULL);
+        seconds += predict_step(by, loop->plan->schedule, NULL, i, NULL);
     return seconds * (double)loop->length;
 }
 
@@ -176,8 +197,9 @@ double predict_collective(const ml_rates *rates, const ml_target *target, const 
     return bytes / rate + (begins ? first : 0);
 }
 
-double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout *layout,
+double predict_step(const predict_basis *by, const ml_schedule *s, const ml_layout *layout,
                     uint32_t at, predict_kind *kind) {
+    const ml_rates *rates = by->rates;
     const ml_step *step = &s->steps.at[at];
     double memory = memory_seconds(rates, bytes_of(s, step)) / memory_share(rates, s, step);
     double work = 0, start = rates->launch_seconds;
@@ -195,10 +217,10 @@ double predict_step(const ml_rates *rates, const ml_schedule *s, const ml_layout
         bound = PREDICT_PRODUCTS;
         break;
     case ML_STEP_ATTENTION:
-        work = attention_seconds(rates, step->attention, step->flops);
+        work = attention_seconds(by, step->attention, step->flops);
         bound = PREDICT_ATTENTION;
         break;
-    case ML_STEP_LOOP: return loop_seconds(rates, step->loop);
+    case ML_STEP_LOOP: return loop_seconds(by, step->loop);
     default:
         work = step->flops / rates->simple_flops;
         if (step->ragged)

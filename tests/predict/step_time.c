@@ -25,7 +25,7 @@ static double product(const ml_rates *rates, int64_t m, int64_t n, int64_t k, ml
     p.step.flops = 2.0 * (double)m * (double)n * (double)k;
     p.s.steps.at = &p.step;
     p.s.steps.count = 1;
-    return predict_step(rates, &p.s, NULL, 0, NULL);
+    return predict_step(&(predict_basis){.rates = rates}, &p.s, NULL, 0, NULL);
 }
 
 static double rate(const ml_rates *rates, int64_t m, int64_t n, int64_t k) {

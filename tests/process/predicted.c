@@ -34,6 +34,55 @@ PROCESS_TEST(check_predicts_what_was_measured) {
     }
 }
 
+/* Documents of which most are far shorter than a row: by their lengths, where the data are at hand;
+ * else each row is one. */
+PROCESS_TEST(check_predicts_by_the_lengths_of_documents) {
+    const char *const model = "\"$ROOT/models/llama.lua\" preset=llama-1b batch=16 accum=4 "
+                              "pack=document --mesh cp=2 --layout cp=dynamic";
+    static const struct {
+        const char *budget;
+        double measured; /* s */
+    } known[] = {{"26GiB", 0.495}, {"20GiB", 0.569}};
+    process_run(room, 0, "", "run \"$ROOT/tests/dynamic_lengths.lua\" out=. --device cpu --quiet");
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double seconds = predicted(
+            room,
+            ml_arena_format(room->arena, "%s --memory %s data=all.bin", model, known[i].budget),
+            "\"seconds\":");
+        EXPECT(fabs(seconds / known[i].measured - 1) < 0.05, "%s: %.3f s, measured %.3f",
+               known[i].budget, seconds, known[i].measured);
+    }
+}
+
+PROCESS_TEST(check_predicts_by_documents_at_hand) {
+    static const char *const layouts[] = {"", "--mesh cp=2", "--mesh cp=2 --layout context=ring",
+                                          "--mesh pp=2,cp=2 --layout cp=dynamic",
+                                          "--mesh cp=2 --layout cp=dynamic,preset=fsdp"};
+    const char *const model =
+        "check --device h200 \"$ROOT/models/llama.lua\" preset=llama-1b layers=2 "
+        "batch=16 accum=4 pack=document";
+    process_run(room, 0, "", "run \"$ROOT/tests/dynamic_lengths.lua\" out=. --device cpu --quiet");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        process_result whole = process_run(room, 0, "", "%s data=none.bin %s", model, layouts[i]);
+        process_result rows = process_run(room, 0, "", "%s data=all.bin %s", model, layouts[i]);
+        process_expect(&whole, "each row one document: no data at hand)");
+        process_expect(&rows, "documents of 5");
+        process_expect(&rows, " tokens at the mean, from all.bin)");
+        double one = process_number(whole.output, "predicted step  ");
+        double many = process_number(rows.output, "predicted step  ");
+        EXPECT(many < one && many > 0.6 * one, "%s: %g ms, %g as one", layouts[i], many, one);
+    }
+    /* Text is at hand once its tokens are made, which a check does not do. */
+    process_write(room, "text.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"abcd\"}\n");
+    process_result r = process_run(room, 0, "MLUA_CACHE=cache", "%s seq=4 data=text.jsonl", model);
+    process_expect(&r, "no data at hand)");
+    process_run(room, 0, "MLUA_CACHE=cache",
+                "run --device cpu \"$ROOT/models/llama.lua\" layers=1 embed=16 heads=2 kv_heads=2 "
+                "ffn=16 vocab=256 seq=4 batch=1 steps=1 pack=document data=text.jsonl --quiet");
+    r = process_run(room, 0, "MLUA_CACHE=cache", "%s seq=4 data=text.jsonl", model);
+    process_expect(&r, "at the mean, from text.jsonl)");
+}
+
 /* More microbatches leave less of a bubble; a slow network shows where a mesh leaves the host. */
 PROCESS_TEST(check_predicts_bubbles_and_networks) {
     const char *const model = "\"$ROOT/models/gpt.lua\" preset=gpt2-124m batch=1024";

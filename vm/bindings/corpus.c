@@ -42,14 +42,16 @@ static ml_corpus_kind check_kind(lua_State *L) {
 }
 
 static int core_corpus(lua_State *L) {
-    static const char *const known[] = {"dtype", "tokenizer", NULL};
+    static const char *const known[] = {"dtype", "tokenizer", "made", NULL};
     ml_corpus_kind kind = ML_CORPUS_BY_NAME;
     ml_tokenizer *tokenizer = NULL;
     const char *path = lua_isnoneornil(L, 1) ? NULL : luaL_checkstring(L, 1), *name = NULL;
+    bool made = false;
     lua_settop(L, 2);
     if (lua_istable(L, 2)) {
         vm_check_options(L, 2, "corpus", known);
         kind = check_kind(L);
+        made = vm_option(L, 2, "made") && lua_toboolean(L, -1);
         if (vm_option(L, 2, "tokenizer")) name = luaL_checkstring(L, -1);
     }
     vm_corpus *box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -57,7 +59,8 @@ static int core_corpus(lua_State *L) {
     luaL_setmetatable(L, vm_corpus_class);
     if (name && path) vm_check(L, ml_tokenizer_open(name, &tokenizer));
     if (path) {
-        vm_check(L, ml_corpus_open(path, kind, tokenizer, &box->corpus));
+        vm_check(L, made ? ml_corpus_open_made(path, tokenizer, &box->corpus)
+                         : ml_corpus_open(path, kind, tokenizer, &box->corpus));
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");

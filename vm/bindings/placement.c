@@ -115,6 +115,8 @@ static const vm_host *check_rows(lua_State *L, int at) {
 static int placement_plan(lua_State *L) {
     make_call call = {check_placement(L), check_rows(L, 2)};
     placement *p = call.p;
+    int64_t busiest_rank = 0;
+    if (!lua_isnoneornil(L, 3)) p->rank = vm_integer(L, 3, "the rank");
     double begin = vm_profile_clock(L), busiest = 0, sum = 0;
     vm_protect(L, make, &call);
     vm_profile_span(L, "placement", begin);
@@ -131,9 +133,10 @@ static int placement_plan(lua_State *L) {
     }
     for (int64_t r = 0; r < p->costs.ranks; r++) {
         sum += p->plan.seconds[r];
-        if (p->plan.seconds[r] > busiest) busiest = p->plan.seconds[r];
+        if (p->plan.seconds[r] > busiest) busiest = p->plan.seconds[r], busiest_rank = r;
     }
-    lua_createtable(L, 0, 6);
+    lua_createtable(L, 0, 7);
+    vm_set_integer(L, "busiest_rank", busiest_rank);
     vm_set_number(L, "busiest", busiest);
     vm_set_number(L, "mean", sum / (double)p->costs.ranks);
     vm_set_integer(L, "tokens", p->plan.tokens);
@@ -242,6 +245,16 @@ static int core_check_by_sequence(lua_State *L) {
                         ml_ops[ml_graph_node(c.graph, c.found.node)->op].name, c.found.why);
 }
 
+static int core_count_sequences(lua_State *L) {
+    const vm_host *host = check_rows(L, 1);
+    int64_t count = 0;
+    for (int64_t row = 0, at = 0; row < host->dims[0]; row++)
+        for (const int64_t end = at + host->dims[1]; at < end; count++)
+            at = ml_sequence_end(host->data, at, end);
+    lua_pushinteger(L, count);
+    return 1;
+}
+
 static int core_node_count(lua_State *L) {
     lua_pushinteger(L, ml_graph_count(vm_of(L)->graph));
     return 1;
@@ -253,6 +266,8 @@ static const vm_entry functions[] = {
      "raise where roots are not sums over the sequences of a batch, each by itself; apart: pairs "
      "of "
      "node counts, between which nodes were made that keep documents apart"},
+    {"count_sequences", core_count_sequences, "documents: Host -> integer",
+     "how many sequences rows of numbers of documents have"},
     {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},
     {"placement", core_placement,
      "costs: {ranks: integer, most: integer, rank: integer, batch: integer, slots: integer, "

@@ -489,12 +489,18 @@ static int program_plan(lua_State *L) {
 typedef struct {
     const ml_plan *plan;
     const ml_rates *rates;
-    ml_prediction prediction;
+    double seconds, attention;
 } cost_call;
 
+/* Of attention what follows query-key pairs: a row without pairs takes the rest of the time. */
 static void predict_cost(void *argument) {
     cost_call *call = argument;
-    predict_microbatch(call->rates, call->plan, &call->prediction);
+    ml_sequence_rows none = {0};
+    ml_prediction whole, rest;
+    predict_microbatch(&(predict_basis){call->rates, NULL}, call->plan, &whole);
+    predict_microbatch(&(predict_basis){call->rates, &none}, call->plan, &rest);
+    call->seconds = whole.seconds;
+    call->attention = whole.seconds - rest.seconds;
 }
 
 /* The largest of all ranks': each stage's ranks plan that stage alone. */
@@ -511,7 +517,7 @@ static int program_cost(lua_State *L) {
     cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     vm_protect(L, predict_cost, &call);
-    double seconds = call.prediction.seconds, attention = call.prediction.busy[PREDICT_ATTENTION];
+    double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);

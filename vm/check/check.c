@@ -267,7 +267,8 @@ static void predict_step_of(lua_State *L, report *r, double accum) {
     if (!predicted_rates(L, layout ? ml_layout_ranks(layout) : 1, &r->predicted)) return;
     for (int64_t i = 1; i <= r->step_programs; i++) {
         const ml_plan *plan = vm_program_plan(program_at(L, i));
-        predicted_add(L, &r->predicted, plan, i == 1 && !plan->pipeline ? accum : 1);
+        if (i > 1 || !predicted_runs(L, &r->predicted, accum))
+            predicted_add(L, &r->predicted, plan, i == 1 && !plan->pipeline ? accum : 1);
         if (plan->rebuild && plan->roots.microbatches > 1)
             predicted_add(L, &r->predicted, plan->rebuild, 1);
     }
@@ -684,7 +685,8 @@ static const vm_entry functions[] = {
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: number, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
-     "groups: string}",
+     "groups: string, runs: {program: Program, documents: Host, times?: number}[], lengths: "
+     "string}",
      "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
      "device; the first `step` programs (default: all) make a step, the others run between steps"},
     {0}};

@@ -33,18 +33,53 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
 typedef struct {
     const ml_rates *rates;
     const ml_plan *plan;
+    const vm_host *documents; /* NULL: each row is one */
+    ml_arena *arena;
     ml_prediction one;
 } predict_call;
 
 static void predict(void *argument) {
     predict_call *call = argument;
-    predict_plan(call->rates, call->plan, &call->one);
+    const vm_host *h = call->documents;
+    ml_sequence_rows rows;
+    predict_basis by = {call->rates, h ? &rows : NULL};
+    if (h) ml_sequence_rows_read(call->arena, h->data, h->dims[0], h->dims[1], &rows);
+    predict_plan(&by, call->plan, &call->one);
+}
+
+static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double times) {
+    call->rates = &p->rates;
+    call->arena = ml_arena_new();
+    ml_status status = call->arena ? ml_protect(predict, call)
+                                   : ml_fail(ML_NO_MEMORY, "not enough host memory to predict");
+    ml_arena_free(call->arena);
+    vm_check(L, status);
+    predict_add(&p->step, &call->one, times);
 }
 
 void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double times) {
-    predict_call call = {.rates = &p->rates, .plan = plan};
-    vm_protect(L, predict, &call);
-    predict_add(&p->step, &call.one, times);
+    add_call(L, p, &(predict_call){.plan = plan}, times);
+}
+
+bool predicted_runs(lua_State *L, vm_predicted *p, double times) {
+    if (!lua_istable(L, 2)) return false;
+    if (vm_option(L, 2, "lengths")) p->lengths = vm_intern(L, lua_tostring(L, -1));
+    lua_settop(L, 2);
+    if (!vm_option(L, 2, "runs")) return false;
+    const int list = lua_gettop(L);
+    for (int64_t i = 1; i <= vm_table_length(L, list); i++, lua_settop(L, list)) {
+        lua_rawgeti(L, list, i);
+        lua_getfield(L, -1, "program");
+        lua_getfield(L, -2, "documents");
+        lua_getfield(L, -3, "times");
+        const vm_program *program = vm_to_program(L, -3);
+        predict_call call = {.documents = vm_to_host(L, -2)};
+        if (!program || !call.documents) vm_fail(L, NULL, "a run is of a program and documents");
+        call.plan = vm_program_plan(program);
+        add_call(L, p, &call, luaL_optnumber(L, -1, call.plan->pipeline ? 1 : times));
+    }
+    lua_settop(L, list - 1);
+    return true;
 }
 
 static double mfu(const vm_predicted *p, double flops) {
@@ -57,7 +92,7 @@ void predicted_print(const vm_predicted *p, double tokens, bool samples, double 
     printf("predicted step  %.*f ms", s->seconds < 0.1 ? 2 : 1, 1e3 * s->seconds);
     if (tokens > 0) printf(", %.0f %s/s", tokens / s->seconds, samples ? "samples" : "tokens");
     if (p->peak_flops > 0) printf(", MFU %.1f%%", 100 * mfu(p, flops));
-    printf(" (%s)\n ", p->source);
+    printf(" (%s%s%s)\n ", p->source, p->lengths ? "; " : "", p->lengths ? p->lengths : "");
     for (int i = 0; i < PREDICT_KINDS; i++)
         printf(" %s %.1f%%,", predict_names[i], 100 * s->busy[i] / s->seconds);
     printf(" exposed communication %.1f%%", 100 * s->exposed / s->seconds);
@@ -73,6 +108,7 @@ void predicted_json(const vm_predicted *p, double tokens, double flops, json_t *
                   "tokens_per_s", tokens / s->seconds, "mfu", mfu(p, flops), "exposed",
                   s->exposed / s->seconds, "collectives", s->sent / s->seconds, "bubble", s->bubble,
                   "host_copies", s->copied, "host_wait", s->held, "rates", p->source);
+    if (out && p->lengths) json_object_set_new(out, "documents", json_string(p->lengths));
     if (out) json_object_set_new(out, "memory_bytes", json_real(p->rates.memory_bytes));
     if (out) json_object_set_new(out, "link_bytes", json_real(p->rates.link_bytes));
     if (out) json_object_set_new(out, "network_bytes", json_real(p->rates.network_bytes));

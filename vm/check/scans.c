@@ -74,7 +74,8 @@ static void recurrence_add(check_scan *scan, const ml_plan *part, uint32_t at,
     const ml_step *step = &part->schedule->steps.at[at];
     ml_recurrence r;
     ml_recurrence_read(part->graph, step->node, &r);
-    if (rates) scan->seconds += predict_step(rates, part->schedule, part->layout, at, NULL);
+    const predict_basis by = {.rates = rates};
+    if (rates) scan->seconds += predict_step(&by, part->schedule, part->layout, at, NULL);
     if (!scan->turns && part->layout) scan->turns = ml_recurrence_turns(part->graph, step->node);
     if (scan->segment) return;
     scan->segment = ml_recurrence_segment(part->graph, step->node);

@@ -186,6 +186,7 @@ static void add_step(lua_State *L, int by_key, int list, const step_times *times
     const ml_step *step = &part->schedule->steps.at[at];
     if (step->kind == ML_STEP_WAIT || step->kind == ML_STEP_HOST_COPY) return;
     const ml_origin *origin = ml_graph_origin(g, step->node);
+    const predict_basis by = {.rates = &times->rates};
     bool backward = ml_graph_node(g, step->node)->flags & ML_NODE_BACKWARD;
     const char *kind = ml_step_kind_name(step->kind);
     const char *label =
@@ -214,7 +215,7 @@ static void add_step(lua_State *L, int by_key, int list, const step_times *times
     add_to(L, "count", 1);
     add_to(L, "flops", step->flops);
     if (times->known)
-        add_to(L, "seconds", predict_step(&times->rates, part->schedule, times->layout, at, NULL));
+        add_to(L, "seconds", predict_step(&by, part->schedule, times->layout, at, NULL));
     add_to(L, "moved", (double)step->bytes);
     if (step->collective) add_to(L, "sent", ml_step_sent(step->collective));
     lua_pop(L, 2);

@@ -91,24 +91,42 @@ static ml_ref plain(const ml_graph *g, ml_ref n) {
 }
 
 /* The captured tensor that a part of a score function stands for; 0: it is none. */
-static ml_ref captured(const walk *w, ml_ref n, ml_ref part) {
-    part = plain(w->g, part);
-    if (ml_graph_node(w->g, part)->op != ML_OP_PARAM) return 0;
-    int64_t index = ml_graph_args(w->g, part)[0];
-    int first = ml_attention_captured(w->g, n);
-    if (index < 1 || first + index - 1 >= ml_graph_node(w->g, n)->source_count) return 0;
-    return plain(w->g, ml_graph_source(w->g, n, first + (int)index - 1));
+static ml_ref captured(const ml_graph *g, ml_ref n, ml_ref part) {
+    part = plain(g, part);
+    if (ml_graph_node(g, part)->op != ML_OP_PARAM) return 0;
+    int64_t index = ml_graph_args(g, part)[0];
+    int first = ml_attention_captured(g, n);
+    if (index < 1 || first + index - 1 >= ml_graph_node(g, n)->source_count) return 0;
+    return plain(g, ml_graph_source(g, n, first + (int)index - 1));
 }
 
-/* where(documents of query and key are equal, ..., -infinity). */
-static bool bounded(const walk *w, ml_ref n, ml_ref score) {
-    if (!score || ml_graph_node(w->g, score)->op != ML_OP_WHERE) return false;
-    ml_ref test = plain(w->g, ml_graph_source(w->g, score, 0));
-    if (ml_graph_node(w->g, test)->op != ML_OP_EQ) return false;
-    ml_ref query = captured(w, n, ml_graph_source(w->g, test, 0));
-    ml_ref key = captured(w, n, ml_graph_source(w->g, test, 1));
-    if (!query || !key || ml_graph_node(w->g, key)->op != ML_OP_RENAME) return false;
-    return query == w->documents && plain(w->g, ml_graph_source(w->g, key, 0)) == w->documents;
+/* Of where(numbers of query and key are equal, ..., -infinity): what has the numbers. */
+static bool compares_numbers(const ml_graph *g, ml_ref n, ml_ref *query, ml_ref *key) {
+    ml_attention_args args;
+    ml_attention_read(g, n, &args);
+    if (!args.score || ml_graph_node(g, args.score)->op != ML_OP_WHERE) return false;
+    ml_ref test = plain(g, ml_graph_source(g, args.score, 0));
+    if (ml_graph_node(g, test)->op != ML_OP_EQ) return false;
+    *query = captured(g, n, ml_graph_source(g, test, 0));
+    *key = captured(g, n, ml_graph_source(g, test, 1));
+    return *query && *key;
+}
+
+bool ml_attention_by_document(const ml_graph *g, ml_ref n) {
+    ml_ref query, key;
+    if (!compares_numbers(g, n, &query, &key)) return false;
+    ml_attention_args args;
+    ml_attention_read(g, n, &args);
+    const ml_type *of_query = ml_graph_type(g, query), *of_key = ml_graph_type(g, key);
+    return ml_type_find(of_query, args.seq) >= 0 && ml_type_find(of_key, args.kv_seq) >= 0 &&
+           ml_dtypes[of_query->dtype].kind == ML_KIND_INT;
+}
+
+static bool bounded(const walk *w, ml_ref n) {
+    ml_ref query, key;
+    if (!compares_numbers(w->g, n, &query, &key)) return false;
+    return ml_graph_node(w->g, key)->op == ML_OP_RENAME && query == w->documents &&
+           plain(w->g, ml_graph_source(w->g, key, 0)) == w->documents;
 }
 
 /* Whether a part of a score function is an index along queries or keys. */
@@ -139,7 +157,7 @@ static knowledge of_attention(walk *w, ml_ref n) {
     ml_attention_args args;
     ml_attention_read(w->g, n, &args);
     if (args.seq != w->seq) return refuse(w, n, "attention along another axis than the sequences'");
-    if (!bounded(w, n, args.score)) return refuse(w, n, "attention crosses documents");
+    if (!bounded(w, n)) return refuse(w, n, "attention crosses documents");
     if (!relative(w, &args, args.score))
         return refuse(w, n, "the score function reads the place of a query or key in its row");
     return POSITIONS;

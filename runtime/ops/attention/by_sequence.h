@@ -26,4 +26,8 @@ ml_across_sequences ml_find_across_sequences(const ml_graph *g, const ml_ref *ro
                                              ml_axis batch, ml_axis seq, ml_ref documents,
                                              const ml_apart *apart, int apart_count);
 
+/* Whether an attention, or a gradient of one, lets a query see the keys alone that have the same
+ * number: m.attention's `document`. */
+bool ml_attention_by_document(const ml_graph *g, ml_ref n);
+
 #endif
