@@ -262,6 +262,7 @@ static bool is_exchanged(const ml_plan *plan, uint32_t state) {
  * the plan. */
 typedef struct {
     int64_t states;      /* bytes that it adds */
+    int64_t inputs;      /* of these, for inputs of other programs of groups */
     int64_t temporaries; /* bytes of the arena that are alive at once */
     int64_t copies;      /* bytes of the arena for copies of what is sent */
 } update_memory;
@@ -331,7 +332,8 @@ static update_memory update_needs(const ml_plan *plan) {
     update_memory needs = {0};
     if (plan->roots.microbatches <= 1) return needs;
     needs.states = scalars;
-    if (plan->update_layout != plan->layout) needs.states += OTHER_ROWS * plan->input_bytes;
+    if (plan->update_layout != plan->layout) needs.inputs = OTHER_ROWS * plan->input_bytes;
+    needs.states += needs.inputs;
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;
@@ -513,12 +515,13 @@ static void measure(compilation *c, ml_plan *plan, plan_size *size) {
     size->states = least_states(plan, size->caches);
     const update_memory update = update_needs(plan);
     plan->update_states = size->moments = update.states;
+    plan->update_inputs = update.inputs;
     plan->update_arena = update.temporaries + update.copies;
     ml_beside beside = {0};
     if (c->in->beside != NULL) beside = c->in->beside(c->in->beside_context, plan);
-    c->beside = beside.bytes;
-    size->peak = plan->peak_bytes + beside.bytes;
-    size->reach = plan->reach_bytes + beside.bytes;
+    c->beside = beside.bytes + beside.reserved;
+    size->peak = plan->peak_bytes + c->beside;
+    size->reach = plan->reach_bytes + c->beside;
     size->shared = size->peak - larger(plan->arena_bytes, beside.arena) +
                    larger(plan->update_arena, beside.arena);
     /* Copies of what stages save take nothing out of the arena, others of temporaries all. */

@@ -99,6 +99,17 @@ static void add_states(ml_beside *beside, bool *marked, const ml_held_state *sta
     }
 }
 
+/* Rows of other lengths have other inputs, for which each program reserves room. */
+static int64_t others_reserve(const ml_plan *plan, const ml_rank_programs *programs,
+                              int64_t inputs) {
+    int64_t most = plan->update_states;
+    if (most == 0) return 0;
+    for (int i = 0; i < programs->count; i++)
+        most = larger(most, programs->at[i].plan->update_states);
+    return most - plan->update_states -
+           (inputs < plan->update_inputs ? inputs : plan->update_inputs);
+}
+
 ml_beside ml_plan_beside(const ml_plan *plan, const ml_rank_programs *programs) {
     ml_beside beside = {0};
     const size_t count = count_marks(plan, programs);
@@ -117,6 +128,7 @@ ml_beside ml_plan_beside(const ml_plan *plan, const ml_rank_programs *programs) 
     beside.kind_bytes[ML_MEMORY_WORKSPACE] += all.library - own.library + all.inputs - own.inputs;
     for (int i = 0; i < ML_MEMORY_KINDS; i++) beside.bytes += beside.kind_bytes[i];
     beside.arena = others_arena(plan, programs);
+    beside.reserved = others_reserve(plan, programs, all.inputs - own.inputs);
     beside.later = plan->update_states + larger(0, plan->update_arena - all.arena);
     return beside;
 }

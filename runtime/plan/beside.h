@@ -28,6 +28,8 @@ typedef struct {
     int64_t bytes, kind_bytes[ML_MEMORY_KINDS]; /* of all; by kind */
     int64_t later; /* that the program which sets the parameters will add, after microbatches */
     int64_t arena; /* of the arena that all share, what the others need */
+    int64_t reserved; /* beyond what the plan reserves for that program, what others of the same
+                         microbatches do; less inputs of theirs that both count */
 } ml_beside;
 
 /* Beside the plan of a program, or of its retry. Raises. */
