@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/compile_passes.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/ops/conv/conv.h"
 #include "runtime/ops/linear_scan/linear_scan.h"
 #include "runtime/ops/quantize/scale_products.h"
@@ -27,7 +28,7 @@ static ml_graph *trade_once(pass_context *c) {
     ml_plan *plan = c->plan;
     ml_roots before = plan->roots;
     plan_roots(plan, &before);
-    ml_graph *made = ml_trade_once(plan->graph, &plan->roots);
+    ml_graph *made = ml_trade_once(plan->graph, &plan->roots, ML_ATTENTION_RUN);
     if (ml_traded_bytes(made, pass_times(c, made)) <
         ml_traded_bytes(plan->graph, pass_times(c, plan->graph)))
         return made;

@@ -42,6 +42,20 @@ static void bind_tensor(attention_printer *p, const char *tensor, int at, bool k
     template_set(&p->text, named(p, tensor, "DIM"), "%lldLL", (long long)stride->dim);
 }
 
+/* As ml_attention_key_order has it. */
+static void bind_key_rows(attention_printer *p) {
+    const long long ranks = p->a->args.key_ranks, size = ranks ? p->a->kv_seq / (2 * ranks) : 0;
+    attention_set(p, "KEY_RUN",
+                  size % (2 * ML_ATTENTION_RUN) ? ML_ATTENTION_RUN : 2 * ML_ATTENTION_RUN);
+    template_set_text(&p->text, "KEY_ROW(key)", "(key)");
+    if (!ranks) return;
+    if (size % ML_ATTENTION_RUN)
+        ml_raise(ML_INTERNAL, "attention: neighbouring keys are in several blocks of ranks");
+    template_set(&p->text, "KEY_ROW(key)",
+                 "((key) / %lld %% 2 ? (%lld - (key) / %lld) * %lld + (key) %% %lld : (key))", size,
+                 2 * ranks, size, size, size);
+}
+
 /* A captured tensor: adds the declaration of a typed pointer at this batch and head; its load. */
 static const char *captured(attention_printer *p, ml_text *declarations, int i) {
     ml_arena *arena = p->text.arena;
@@ -169,6 +183,7 @@ void attention_bind(attention_printer *p, ml_schedule *s, ml_step *step) {
     for (int i = 0; i < reads; i++) bind_tensor(p, inputs[i], i, i == 1 || i == 2);
     for (int i = 0; i < writes; i++)
         bind_tensor(p, outputs[a->backward][i], step->read_count + i, a->backward && i > 0);
+    bind_key_rows(p);
     bind_mask(p);
     bind_functions(p);
 }

@@ -13,6 +13,7 @@ const char *ml_attention_refused(const ml_attention_step *a) {
     if (!ml_is_narrow(a->dtype)) return "cuDNN's attention computes in bf16 and f16";
     if (a->args.score) return "it has a score function";
     if (a->args.pieces) return "where its queries and keys begin is known at run time only";
+    if (a->args.key_ranks) return "its keys are in the order of ranks";
     if (a->args.causal && a->seq != a->kv_seq) return "it is causal over more keys than queries";
     if (a->args.window && !a->args.causal) return "it has a window and is not causal";
     if (a->head_dim % 8 || a->value_dim % 8) return "a head size is no multiple of 8";

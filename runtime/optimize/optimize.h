@@ -49,8 +49,9 @@ bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
 /* After sharding: what is between attentions that trade halves of their queries with another rank
  * is computed in the traded order, so that inputs are traded in place of queries, results and
  * their gradients. Sums over positions, and updates that add them up, have other terms on each
- * rank; the ranks' together are the same. */
-ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots);
+ * rank; the ranks' together are the same. Attention reads keys in the order of ranks where halves
+ * are multiples of `run` rows. */
+ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots, int64_t run);
 bool ml_trade_once_applies(const ml_graph *g); /* whether there are trades */
 /* What trades between ranks take, in bytes: with what each of them takes whatever its size;
  * times[n] (or NULL: 1) nodes are like node n. */

@@ -7,17 +7,21 @@
  * the traded order: the program's inputs are traded instead, a few integers a position. Sums over
  * positions have the same terms, spread over the ranks otherwise.
  *
- * Keys and values are gathered in the traded order and then put in their own, on the rank (a
- * GATHER of rows), and so are their gradients before they are added up over ranks: rows that are
- * copied in place of four exchanges between ranks a layer.
+ * Keys and values are gathered in the traded order, one rank's rows after another's. Attention
+ * reads them so, and so are their gradients added up over ranks (ml_attention_args.key_ranks);
+ * another op that takes rows in their own order has them put in it on the rank (a GATHER of rows).
  *
- * A node's value is at hand as it was (`plain`), traded along one of its axes (`traded`), or both;
- * an exchange makes one of the other where an op takes positions in another way. */
+ * A node's value is at hand as it was (`plain`), along one of its axes traded or, whole on a rank,
+ * in ranks' order (`traded`, `ranked`), or both; an exchange or a GATHER makes one of the other
+ * where an op takes positions in another way. */
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/rewrite.h"
+#include "runtime/ops/attention/attention.h"
 #include "runtime/optimize/optimize.h"
 
 #include <string.h>
+
+enum { KEYS = 1, VALUES = 2 }; /* which sources of attention they are */
 
 typedef struct {
     int64_t axis, mesh, ranks, size; /* size: of the axis on a rank */
@@ -26,16 +30,19 @@ typedef struct {
 typedef struct {
     rewrite *r;
     trade t;
+    int64_t run;     /* of keys side by side: halves that attention reads are multiples of it */
     ml_ref *swapped; /* by node: what it is the trade of */
     bool *inner;     /* by node: only trades read it */
     bool *varies;    /* by node: it may differ among the ranks of a group */
     bool *root;      /* by node */
+    bool *keys;      /* by node: keys or values of an attention follow from it */
     ml_ref *plain;   /* by node: in the new graph; 0: not made yet */
     ml_ref *traded;  /* by node, likewise */
-    ml_axis *along;  /* by node: the axis along which `traded` is */
+    ml_ref *ranked;  /* by node, likewise */
+    ml_axis *along;  /* by node: the axis along which `traded` or `ranked` is */
     bool *prefers;   /* by node: users take `traded` */
     ml_axis rows;    /* of `order` */
-    ml_ref order;    /* of the rows that ranks gather */
+    ml_ref order;    /* of rows in ranks' order, and back */
 } state;
 
 static const int64_t *args_of(const state *s, ml_ref n) {
@@ -95,6 +102,17 @@ static void find_trades(state *s) {
     }
 }
 
+static void find_keys(state *s) {
+    const ml_graph *g = s->r->from;
+    for (ml_ref n = s->r->count; n-- > 1;) {
+        const bool attends = ml_op_attends(op_of(s, n));
+        if (!s->r->users[n]) continue;
+        for (int i = 0; i < ml_graph_node(g, n)->source_count; i++)
+            if (attends ? i == KEYS || i == VALUES : s->keys[n])
+                s->keys[ml_graph_source(g, n, i)] = true;
+    }
+}
+
 static bool may_vary(const state *s, ml_ref n) {
     const ml_graph *g = s->r->from;
     const ml_node *node = ml_graph_node(g, n);
@@ -127,31 +145,21 @@ static ml_ref swap(const state *s, ml_ref n, ml_axis axis) {
     return ml_concat(g, (ml_ref[]){ml_slice(g, n, axis, 0, s->t.size / 2), second}, 2, axis);
 }
 
-/* The ranks' traded rows one after another in their own order, or back: where the second half of
- * rank r's rows and that of the rank at the other end change places, the row that comes to each. */
-static ml_ref order_of_rows(ml_graph *g, const trade *t, ml_axis rows) {
-    int64_t half = t->size / 2, blocks = 2 * t->ranks;
-    ml_ref row = ml_iota(g, rows, blocks * half), size = ml_const_int(g, ML_I32, half);
-    ml_ref block = ml_map2(g, ML_OP_IDIV, row, size);
-    ml_ref first = ml_map2(g, ML_OP_MOD, block, ml_const_int(g, ML_I32, 2));
-    first = ml_map2(g, ML_OP_EQ, first, ml_const_int(g, ML_I32, 0));
-    ml_ref other = ml_map2(g, ML_OP_SUB, ml_const_int(g, ML_I32, blocks), block);
-    other =
-        ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, other, size), ml_map2(g, ML_OP_MOD, row, size));
-    return ml_where(g, first, row, other);
-}
-
+/* The ranks' traded rows one after another in their own order, or back. */
 static ml_ref reordered(state *s, ml_ref n, ml_axis axis) {
     ml_graph *g = s->r->to;
     const ml_type type = *ml_graph_type(g, n);
     if (!s->rows) s->rows = ml_axis_fresh(g, "rows");
-    if (!s->order) s->order = order_of_rows(g, &s->t, s->rows);
+    if (!s->order)
+        s->order = ml_attention_key_order(g, s->rows, s->t.size * s->t.ranks, s->t.ranks);
     n = ml_rename(g, ml_gather(g, n, s->order, axis), s->rows, axis);
     return ml_permute(g, n, &type);
 }
 
 static ml_ref plain(state *s, ml_ref n) {
-    if (!s->plain[n]) s->plain[n] = swap(s, s->traded[n], s->along[n]);
+    if (!s->plain[n])
+        s->plain[n] = s->ranked[n] ? reordered(s, s->ranked[n], s->along[n])
+                                   : swap(s, s->traded[n], s->along[n]);
     return s->plain[n];
 }
 
@@ -186,6 +194,12 @@ static void set_plain(state *s, ml_ref n, ml_ref made) {
 }
 static void set_traded(state *s, ml_ref n, ml_ref made, ml_axis axis) {
     s->traded[n] = made, s->along[n] = axis, s->prefers[n] = true;
+}
+static void set_ranked(state *s, ml_ref n, ml_ref made, ml_axis axis) {
+    s->ranked[n] = made, s->along[n] = axis;
+}
+static bool is_ranked(const state *s, ml_ref n, ml_axis axis) {
+    return s->ranked[n] && s->along[n] == axis;
 }
 
 /* ---- Ops ------------------------------------------------------------------------------------- */
@@ -234,24 +248,108 @@ static void build_traded(state *s, ml_ref n, ml_axis axis) {
     }
     ml_ref made = rewrite_copy(s->r, n, sources);
     if (gathers)
-        set_plain(s, n, reordered(s, made, axis));
+        set_ranked(s, n, made, axis);
     else if (moves)
         set_traded(s, n, made, node->op == ML_OP_RENAME ? renamed(s, n, axis) : axis);
     else
         set_plain(s, n, made);
 }
 
-/* n, of whose sources none is better read traded. */
+/* ---- Rows in ranks' order -------------------------------------------------------------------- */
+
+/* Attention reads its keys so. */
+static bool attend_ranked(state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    if (!ml_op_attends((ml_op)node->op) || s->t.size / 2 % s->run) return false;
+    ml_attention_args args;
+    ml_attention_read(s->r->from, n, &args);
+    ml_ref *sources = plain_sources(s, n);
+    for (int i = KEYS; i <= VALUES; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (!is_ranked(s, source, args.kv_seq)) return false;
+        sources[i] = s->ranked[source];
+    }
+    ml_ref made = rewrite_copy(s->r, n, sources);
+    ml_attention_read(s->r->to, made, &args);
+    args.key_ranks = s->t.ranks;
+    set_plain(s, n,
+              node->op == ML_OP_ATTENTION
+                  ? ml_attention(s->r->to, sources, node->source_count, &args)
+                  : ml_attention_grad(s->r->to, sources, node->source_count, &args));
+    return true;
+}
+
+/* And gives the gradients of keys and values so. */
+static bool take_ranked(state *s, ml_ref n) {
+    ml_ref source = ml_graph_source(s->r->from, n, 0), made = s->plain[source];
+    ml_attention_args args;
+    if (!made || ml_graph_node(s->r->to, made)->op != ML_OP_ATTENTION_GRAD) return false;
+    ml_attention_read(s->r->to, made, &args);
+    if (!args.key_ranks) return false;
+    set_ranked(s, n, rewrite_copy(s->r, n, &made), args.kv_seq);
+    return true;
+}
+
+/* The axis along which n's sources are in ranks' order, all those that have it; 0: there is none.
+ */
+static ml_axis ranked_axis(const state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    ml_axis axis = 0;
+    for (int i = 0; i < node->source_count && !axis; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (s->ranked[source]) axis = s->along[source];
+    }
+    for (int i = 0; i < node->source_count && axis; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (ml_type_find(type_of(s, source), axis) >= 0 && !is_ranked(s, source, axis)) axis = 0;
+    }
+    return axis;
+}
+
+/* Ops that take each row by itself leave rows where they are, which is of no use where others than
+ * attention read larger ones; sums over rows have the same terms. */
+static bool compute_ranked(state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    ml_axis axis = ranked_axis(s, n);
+    bool moves = node->op == ML_OP_RENAME || (axis && rewrite_splits(s->r->from, n, axis));
+    if (!axis || (!moves && !sums_positions(s, n, axis))) return false;
+    ml_ref *sources = ML_NEW_ARRAY(s->r->scratch, ml_ref, node->source_count);
+    int64_t bytes = 0;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (is_ranked(s, source, axis)) bytes += ml_type_bytes(type_of(s, source));
+    }
+    if (moves && !s->keys[n] && ml_type_bytes(type_of(s, n)) > bytes) return false;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        sources[i] = is_ranked(s, source, axis) ? s->ranked[source] : plain(s, source);
+    }
+    ml_ref made = rewrite_copy(s->r, n, sources);
+    if (moves)
+        set_ranked(s, n, made, node->op == ML_OP_RENAME ? renamed(s, n, axis) : axis);
+    else
+        set_plain(s, n, made);
+    return true;
+}
+
+static bool build_ranked(state *s, ml_ref n) {
+    return op_of(s, n) == ML_OP_OUT ? take_ranked(s, n)
+                                    : attend_ranked(s, n) || compute_ranked(s, n);
+}
+
+/* n, of whose sources none is better read traded or in ranks' order. */
 static void build_plain(state *s, ml_ref n) {
     const ml_type *type = type_of(s, n);
-    ml_ref *sources = plain_sources(s, n);
     if (op_of(s, n) == ML_OP_REDUCE_SCATTER && args_of(s, n)[0] == s->t.mesh &&
         type->size[0] == s->t.size) {
-        sources[0] = reordered(s, sources[0], type->axis[0]);
-        set_traded(s, n, rewrite_copy(s->r, n, sources), type->axis[0]);
+        ml_ref source = ml_graph_source(s->r->from, n, 0);
+        ml_ref rows = is_ranked(s, source, type->axis[0])
+                          ? s->ranked[source]
+                          : reordered(s, plain(s, source), type->axis[0]);
+        set_traded(s, n, rewrite_copy(s->r, n, &rows), type->axis[0]);
         return;
     }
-    set_plain(s, n, rewrite_copy(s->r, n, sources));
+    set_plain(s, n, rewrite_copy(s->r, n, plain_sources(s, n)));
     /* What others follow from: inputs, and numbers of positions. */
     if (s->varies[n] && ml_type_size(type, (ml_axis)s->t.axis) == s->t.size &&
         (op_of(s, n) == ML_OP_INPUT || type->rank == 1))
@@ -275,13 +373,16 @@ static void begin(rewrite *r) {
     s->inner = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->varies = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->root = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->keys = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->plain = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->traded = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    s->ranked = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->along = ML_NEW_ARRAY(r->scratch, ml_axis, r->count);
     s->prefers = ML_NEW_ARRAY(r->scratch, bool, r->count);
     for (int i = 0; i < r->roots->output_count; i++) s->root[r->roots->outputs[i]] = true;
     for (int i = 0; i < r->roots->update_count; i++) s->root[r->roots->updates[i].value] = true;
     find_trades(s);
+    find_keys(s);
     for (ml_ref n = 1; n < r->count; n++) s->varies[n] = may_vary(s, n);
 }
 
@@ -298,13 +399,14 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
         build_swapped(s, n);
     else if (axis && ml_ops[node->op].outputs == 1)
         build_traded(s, n, axis);
-    else
+    else if (!build_ranked(s, n))
         build_plain(s, n);
+    if (s->ranked[n] && !s->root[n]) return s->ranked[n];
     return s->prefers[n] && !s->root[n] ? s->traded[n] : plain(s, n);
 }
 
-ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots) {
-    state s = {0};
+ml_graph *ml_trade_once(const ml_graph *from, ml_roots *roots, int64_t run) {
+    state s = {.run = run};
     return rewrite_run(from, roots, begin, rule, &s);
 }
 

@@ -1,7 +1,7 @@
 -- args: MLUA_DEBUG=3 check --device h200 SCRIPT --mesh cp=2 </dev/null 2>&1 | sed -nE 's/^step [0-9]+: (attention|kernel|gemm|collective) ([a-z_]*)[^(]*(\([0-9.]* MB).* reads .* writes .* in temporary.*/\1 \2 \3)/p' | grep -e attention -e copy | sort | uniq -c
 -- Sequences cut over two ranks: a layer has one attention call a direction, whose queries are two pieces. Ranks trade halves of the tokens (0.01 MB)
--- once. Copied are: k, v out of the product that makes them, and in order what is gathered of them (2.10 MB moved), dk and dv likewise; gradients of
--- parameters (0.52 MB).
+-- once. Attention reads keys and values as they are gathered, in the order of ranks, and writes their gradients so: copied are gradients of parameters
+-- alone (0.52 MB).
 local m = require "mlua"
 local A = m.axes { batch = 1, seq = 4096, embed = 256, heads = 2, head_dim = 128, vocab = 512 }
 local Block = m.module("Block", function(self)

@@ -19,6 +19,7 @@ typedef struct {
     score_kind score;
     int pieces;
     int q_start, k_start, second; /* second: of the second piece of the queries */
+    int key_ranks;
 } shape;
 
 static const shape shapes[] = {
@@ -53,6 +54,9 @@ static const shape parts[] = {
     {"pieces", 2, 4, 2, 256, 512, 128, true, 0, PLAIN, 2, 0, 0, 384},
     {"pieces with a score", 1, 2, 2, 260, 520, 64, true, 0, CAPPED, 2, 390, 0, 0},
     {"pieces of documents", 1, 2, 1, 300, 600, 64, true, 200, DOCUMENTS, 2, 0, 0, 450},
+    {"keys of ranks", 2, 4, 2, 256, 512, 128, true, 0, PLAIN, 2, 0, 0, 384, 2},
+    {"keys of ranks, documents", 1, 2, 1, 256, 768, 64, true, 600, DOCUMENTS, 2, 256, 0, 384, 3},
+    {"keys of ranks, half tiles", 1, 2, 2, 192, 384, 128, true, 0, CAPPED, 2, 192, 0, 96, 3},
 };
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
@@ -133,6 +137,7 @@ static void build_shape(ops_case *c) {
                               .causal = s->causal,
                               .window = s->window,
                               .pieces = s->pieces,
+                              .key_ranks = s->key_ranks,
                               .scale = 1 / sqrt(s->dim),
                               .score = s->score != PLAIN ? score_of(c) : 0};
     char label[96];

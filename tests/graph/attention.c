@@ -1,6 +1,6 @@
 /* The definition of attention against loops, and that of its gradient against differences of
  * them: causal, windows, grouped heads, fewer and more keys than queries, a score function, parts
- * of something longer. */
+ * of something longer, keys in the order of ranks. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +13,7 @@ typedef struct {
     bool causal, scored;
     int window;
     int pieces, q_start, k_start, offset, second; /* second: of the second piece of q */
+    int key_ranks;
 } shape;
 
 static const shape SHAPES[] = {
@@ -29,12 +30,21 @@ static const shape SHAPES[] = {
     {1, 3, 4, 2, 2, 2, 2, true, false, 0, true, 2, 6, 0},
     {1, 4, 8, 2, 1, 2, 2, true, false, 0, 2, 0, 0, 0, .second = 6},
     {2, 6, 9, 2, 2, 2, 2, true, true, 4, 2, 5, 1, 1, .second = 1},
+    {1, 4, 8, 2, 1, 2, 2, true, false, 0, 2, 0, 0, 0, .second = 6, .key_ranks = 2},
+    {2, 2, 12, 2, 2, 2, 2, true, true, 7, 2, 4, 0, 0, .second = 7, .key_ranks = 3},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 static const shape *current;
 
 static double score_of(double s, double bias) {
     return 2 * tanh(s / 2) + bias;
+}
+
+/* The row in which key t is: blocks of two that ranks trade. */
+static int row_of(const shape *p, int t) {
+    static const int of_two[] = {0, 3, 2, 1}, of_three[] = {0, 5, 2, 3, 4, 1};
+    if (p->key_ranks == 0) return t;
+    return (p->key_ranks == 2 ? of_two : of_three)[t / 2] * 2 + t % 2;
 }
 
 /* o and lse of one query row. q [b s h d], k [b t kv d], v [b kv t e], bias [h]. */
@@ -48,7 +58,7 @@ static void attend_row(const shape *p, double *const *in, int b, int h, int i, d
         double s = 0;
         for (int d = 0; d < p->dim; d++)
             s += in[0][((b * p->seq + i) * p->heads + h) * p->dim + d] *
-                 in[1][((b * p->kv_seq + t) * p->kv_heads + kv) * p->dim + d];
+                 in[1][((b * p->kv_seq + row_of(p, t)) * p->kv_heads + kv) * p->dim + d];
         s *= 0.7;
         if (p->scored) s = score_of(s, in[3][h]);
         bool hidden = (p->causal && t > i + offset) || (p->window && i + offset - t >= p->window);
@@ -60,7 +70,7 @@ static void attend_row(const shape *p, double *const *in, int b, int h, int i, d
         o[e] = 0;
         for (int t = 0; t < p->kv_seq && sum > 0; t++)
             o[e] += weights[t] / sum *
-                    in[2][((b * p->kv_heads + kv) * p->kv_seq + t) * p->value_dim + e];
+                    in[2][((b * p->kv_heads + kv) * p->kv_seq + row_of(p, t)) * p->value_dim + e];
     }
 }
 
@@ -83,6 +93,7 @@ static ml_attention_args arguments(fixture *f, const shape *p) {
                                .window = p->window,
                                .pieces = p->pieces,
                                .offset = p->offset,
+                               .key_ranks = p->key_ranks,
                                .scale = 0.7};
 }
 

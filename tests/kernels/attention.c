@@ -17,6 +17,7 @@ typedef struct {
     bool heads_first;
     int pieces, q_start, k_start, offset, second; /* second: of the second piece of the queries */
     bool opposite;                                /* a scale below 0 */
+    int key_ranks;
 } shape;
 
 static const shape shapes[] = {
@@ -57,6 +58,13 @@ static const struct {
     {{1, 2, 1, 64, 192, 32, true, 0, NO_SCORE, true, true, 0, 64, 0}, 0, 192},
     {{1, 2, 2, 60, 256, 64, true, 20, NO_SCORE, false, true, 400, 200, 0}, 0, 128},
 };
+
+/* Keys in the order of ranks: of two, each with two batches; of three, in blocks of half a tile. */
+static const shape ranked[] = {
+    {2, 2, 1, 128, 512, 32, true, 0, NO_SCORE, false, 2, 192, 0, 0, .second = 384, .key_ranks = 2},
+    {1, 2, 2, 96, 384, 64, true, 250, DOCUMENTS, true, 2, 150, 0, 0, .second = 320, .key_ranks = 3},
+};
+enum { RANKED = sizeof ranked / sizeof *ranked };
 
 /* For kernels on warpgroup products: several tiles, ragged ends, each kind of mask and score. */
 static const shape hopper[] = {
@@ -191,6 +199,7 @@ static void check_shape(fixture *f) {
                               .window = s->window,
                               .pieces = s->pieces,
                               .offset = s->offset,
+                              .key_ranks = s->key_ranks,
                               .scale = (s->opposite ? -1 : 1) / sqrt(s->dim)};
     if (s->pieces) sources[count++] = fixture_input(f, ML_I32, "", s->q_start, s->q_start);
     if (s->pieces == 2) sources[count++] = fixture_input(f, ML_I32, "", s->second, s->second);
@@ -259,6 +268,10 @@ TEST(kernels, attention_parts) {
     check_some(parts + 4, test_all() ? PARTS - 4 : 1, ML_BF16, 64, 16, 1);
 }
 
+TEST(kernels, attention_of_ranks) { /* the gradient in one pass, in two */
+    check_some(ranked, 1, ML_F32, 1, 32, 1);
+    check_some(ranked + 1, 1, ML_BF16, 64, 16, 1);
+}
 /* The CUDA kernels of some shapes, in the emulator: tensor cores (heads of 64 and of 32 with a
  * score function) and the general ones. */
 TEST(kernels, attention_emulated) {
@@ -301,18 +314,38 @@ TEST(kernels, attention_parts_emulated) {
 
 /* Attention on Hopper's warpgroup products, with each of the tiles that it may be cut into; on so
  * few multiprocessors that the gradient deals the heads of some shapes in groups. */
-static void check_hopper(int tiles, size_t first, size_t step) {
+static void check_on_hopper(int tiles, const shape *some, size_t count, size_t step) {
     enum { FEW = 13 };
     template_use_emulator(true);
     template_use_gpu(0, FEW);
     template_use_tiles(tiles - 1);
-    check_some(hopper + first, sizeof hopper / sizeof *hopper - first, ML_BF16, 64, 16, step);
+    check_some(some, count, ML_BF16, 64, 16, step);
     template_use_emulator(false);
     template_use_gpu(0, 0);
     template_use_tiles(0);
 }
+static void check_hopper(int tiles, size_t first, size_t step) {
+    check_on_hopper(tiles, hopper + first, sizeof hopper / sizeof *hopper - first, step);
+}
 TEST(kernels, attention_hopper) {
     check_hopper(1, 0, test_all() ? 1 : 16);
+}
+/* Keys in the order of ranks: on warpgroup products; on mma.sync, and by the general kernels. */
+static void check_ranked_on_hopper(int tiles) {
+    const int first = test_all() ? 0 : RANKED - 1;
+    known_to_nvrtc = true;
+    check_on_hopper(tiles, ranked + first, (size_t)(RANKED - first), 1);
+}
+TEST(kernels, attention_hopper_of_ranks) {
+    check_ranked_on_hopper(1);
+    known_to_nvrtc = false;
+}
+TEST(kernels, attention_of_ranks_emulated) {
+    check_ranked_on_hopper(0);
+    template_use_emulator(true);
+    check_some(ranked + RANKED - 1, 1, ML_F32, 64, 16, 1);
+    template_use_emulator(false);
+    known_to_nvrtc = false;
 }
 TEST(kernels, attention_hopper_masked) {
     if (test_all()) test_skip("kernels/attention_hopper includes its shapes with DIST_ALL=1");

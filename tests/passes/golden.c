@@ -135,6 +135,11 @@ static void lower(job *j) {
     for (uint32_t k = 0; k < s->steps.count; k++) print_launch(s, k, j->out);
 }
 
+/* Attention may read rows of any halves. */
+static ml_graph *trade_once(const ml_graph *from, ml_roots *roots) {
+    return ml_trade_once(from, roots, 1);
+}
+
 /* Passes are called by their files in runtime/passes. */
 static const action actions[] = {
     {"simplify", .pass = ml_simplify},
@@ -149,7 +154,7 @@ static const action actions[] = {
     {"gather_together", .pass = ml_gather_together},
     {"scale_products", .pass = ml_scale_products, .tolerance = 1e-5},
     {"widen_scaled_products", .pass = widen_scaled_products},
-    {"trade_once", .pass = ml_trade_once},
+    {"trade_once", .pass = trade_once},
     {"propagate_layout", .pass = ml_propagate_layout},
     {"half_batch_overlap", .pass = half_batch_overlap},
     {"chunk_logits", .pass = chunk_logits},

@@ -9,20 +9,24 @@
 
 #define TRAIN "run --device cpu --quiet $ROOT/tests/lua/lib/drawn_documents.lua "
 
-/* Lognormal lengths, in JSON lines of letters. */
-static void write_documents(process_room *room, unsigned seed) {
+/* Lognormal lengths, `times` as long, in JSON lines of letters. */
+static void write_longer_documents(process_room *room, unsigned seed, int times) {
     enum { DOCUMENTS = 3000, LONGEST = 150 };
-    char *text = ml_arena_alloc(room->arena, DOCUMENTS * (LONGEST + 16)), *at = text;
+    char *text = ml_arena_alloc(room->arena, (size_t)(DOCUMENTS * (LONGEST * times + 16)));
+    char *at = text;
     for (int i = 0; i < DOCUMENTS; i++) {
         double u = (rand_r(&seed) + 1.0) / (RAND_MAX + 2.0), v = rand_r(&seed) / (double)RAND_MAX;
         double spread = 0.5 + rand_r(&seed) % 3 * 0.5;
         double length = exp(2.5 + spread * sqrt(-2 * log(u)) * cos(2 * M_PI * v));
-        int count = length < 1 ? 1 : length > LONGEST ? LONGEST : (int)length;
+        int count = times * (length < 1 ? 1 : length > LONGEST ? LONGEST : (int)length);
         at += sprintf(at, "{\"text\":\"");
         for (int k = 0; k < count; k++) *at++ = (char)("0123456789 <=>?"[rand_r(&seed) % 15]);
         at += sprintf(at, "\"}\n");
     }
     process_write(room, "text.jsonl", text);
+}
+static void write_documents(process_room *room, unsigned seed) {
+    write_longer_documents(room, seed, 1);
 }
 
 /* Every number of two outputs within 1e-5. */
@@ -193,6 +197,24 @@ PROCESS_TEST(dynamic_context_of_split_parameters) {
     process_result many = process_run(
         room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp");
     compare("FSDP", many.output, one.output);
+}
+
+/* Rows so long that attention reads gathered keys in the order of ranks, those of groups too. */
+PROCESS_TEST(context_in_the_order_of_ranks) {
+    static const char *const layouts[] = {"-n 2 --mesh cp=2",
+                                          "-n 4 --mesh cp=2,tp=2 --layout sp=false"};
+    write_longer_documents(room, 13, 8);
+    process_result one = process_run(room, 0, "", TRAIN "steps=2 layers=1 seq=512");
+    for (int i = 0; i < 2; i++) {
+        process_result many =
+            process_run(room, 0, "", TRAIN "steps=2 layers=1 seq=512 accum=8 %s", layouts[i]);
+        compare(layouts[i], many.output, one.output);
+    }
+    process_result plan = process_run(room, 0, "MLUA_DUMP=simplify_decomposed",
+                                      "check --device cpu $ROOT/tests/lua/lib/drawn_documents.lua "
+                                      "seq=2048 accum=8 --mesh cp=2 --layout cp=dynamic");
+    process_expect(&plan, "seq=1152, heads=4, head_dim=4] = attention ");
+    process_expect(&plan, " placed key_ranks=2 ");
 }
 
 /* One rank compiles the kernels of all programs, and the others wait for it longer than for a sign

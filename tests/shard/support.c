@@ -218,7 +218,7 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
 static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *local,
                                  double ***states, double ***inputs) {
     ml_graph *simple = ml_simplify(sharded, local);
-    ml_graph *traded = ml_trade_once(simple, local);
+    ml_graph *traded = ml_trade_once(simple, local, 1);
     ml_graph_verify(traded, local, "trade_once");
     ml_graph *merged = ml_merge_products(traded, local);
     ml_graph *joined = ml_join_collectives(merged, local);

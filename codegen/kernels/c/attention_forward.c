@@ -91,12 +91,13 @@ static void compute_block(char *const *p, int batch, int head, int query) {
     for (int j = 0; j < QUERIES; j++) row_max[j] = LOWEST, row_sum[j] = 0;
     for (int i = 0; i < VALUE_WIDTH * QUERIES; i++) out[i] = 0;
     int last_query = query + queries - 1;
-    int first_key = FIRST_KEY(query), end_key = END_KEY(last_query);
+    int first_key = FIRST_KEY(query) / KEYS * KEYS, end_key = END_KEY(last_query);
     for (int key = first_key; key < end_key; key += KEYS) {
         int keys = end_key - key < KEYS ? end_key - key : KEYS;
-        load_tile(k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, key_tile,
+        load_tile(k + KEY_ROW(key) * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, key_tile,
                   (keys + MR - 1) / MR * MR, HEAD_WIDTH, 1);
-        load_tile(v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, value_tile, keys, VALUE_WIDTH, 1);
+        load_tile(v + KEY_ROW(key) * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, value_tile, keys,
+                  VALUE_WIDTH, 1);
         softmax_keys(p, batch, head, query, queries, key, keys, query_tile, key_tile, value_tile,
                      scores, row_max, row_sum, out);
     }

@@ -20,9 +20,9 @@ static void compute_block(char *const *p, int batch, int kv_head, int key) {
     int keys = KV_SEQ - key < KEYS ? KV_SEQ - key : KEYS;
     const ELEMENT *k = HEAD_OF(const ELEMENT, K, kv_head);
     const ELEMENT *v = HEAD_OF(const ELEMENT, V, kv_head);
-    k += key * K_SEQ, v += key * V_SEQ;
-    ELEMENT *dk = ROW_OF(ELEMENT, DK, kv_head, key);
-    ELEMENT *dv = ROW_OF(ELEMENT, DV, kv_head, key);
+    k += KEY_ROW(key) * K_SEQ, v += KEY_ROW(key) * V_SEQ;
+    ELEMENT *dk = ROW_OF(ELEMENT, DK, kv_head, KEY_ROW(key));
+    ELEMENT *dv = ROW_OF(ELEMENT, DV, kv_head, KEY_ROW(key));
     load_tile(v, V_SEQ, V_DIM, keys, VALUE_DIM, dv_tile, KEYS, VALUE_WIDTH, 1);
     transpose(dv_tile, KEYS, VALUE_WIDTH, values_t);
     load_tile(k, K_SEQ, K_DIM, keys, HEAD_DIM, key_tile, KEYS, HEAD_WIDTH, 1);

@@ -19,12 +19,14 @@ static void compute_block(char *const *p, int batch, int head, int query) {
     ELEMENT *dq = ROW_OF(ELEMENT, DQ, head, query);
     load_queries(p, batch, head, query, queries, query_tile, out_tile, lse, delta);
     for (int i = 0; i < QUERIES * HEAD_WIDTH; i++) dq_tile[i] = 0;
-    int first_key = FIRST_KEY(query), end_key = END_KEY(last_query);
+    int first_key = FIRST_KEY(query) / KEYS * KEYS, end_key = END_KEY(last_query);
     for (int key = first_key; key < end_key; key += KEYS) {
         int keys = end_key - key < KEYS ? end_key - key : KEYS;
-        load_tile(v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, value_tile, KEYS, VALUE_WIDTH, 1);
+        load_tile(v + KEY_ROW(key) * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, value_tile, KEYS,
+                  VALUE_WIDTH, 1);
         transpose(value_tile, KEYS, VALUE_WIDTH, values_t);
-        load_tile(k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, key_tile, KEYS, HEAD_WIDTH, 1);
+        load_tile(k + KEY_ROW(key) * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, key_tile, KEYS,
+                  HEAD_WIDTH, 1);
         transpose(key_tile, KEYS, HEAD_WIDTH, keys_t);
         slopes_of_tile(p, batch, head, query, queries, key, keys, query_tile, out_tile, keys_t,
                        values_t, lse, delta, scores, grads);

@@ -4,7 +4,9 @@
  * scores; backward o, lse, dO, dq, dk, dv. Each has a stride in elements for rows (SEQ) and
  * columns (DIM), X_HEAD(h), the offset of a head, and X_BATCH(batch), that of a linear batch index.
  * Query head h reads head h / GROUP of k and v. Queries of two PIECES (attention_mask.h) are twice
- * as many heads of half as many rows: piece h % 2 of head h / 2.
+ * as many heads of half as many rows: piece h % 2 of head h / 2. KEY_ROW(key) is the row of k, v,
+ * dk and dv that key `key` has: they may be in the order of ranks, where KEY_RUN keys from each
+ * multiple of it on lie side by side.
  *
  * A score function written in Lua comes as statements: CAPTURES declares pointers to the tensors
  * that it reads, for `batch` and `head`; SCORE replaces `x`, the scaled score of query qi and key
@@ -36,6 +38,8 @@
 #define V_HEAD(h) (h * 128LL)
 #define V_SEQ 512LL
 #define V_DIM 1LL
+#define KEY_ROW(key) (key)
+#define KEY_RUN 128
 #define O_AT 3
 #define O_BATCH(batch) (batch * 2048000LL)
 #define O_HEAD(h) (h * 128LL)
@@ -50,6 +54,9 @@
 #endif
 
 #include "attention_mask.h"
+
+/* Of a tile of keys, how many from each multiple of that on lie side by side. */
+#define RUN_OF(tile) (tile < KEY_RUN ? tile : KEY_RUN)
 
 /* The first element of a head of operand X, and of its row `row`. */
 #define HEAD_OF(type, X, h) ((type *)OPERANDS[X##_AT] + X##_BATCH(batch) + X##_HEAD(h))

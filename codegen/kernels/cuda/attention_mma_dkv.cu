@@ -64,10 +64,13 @@ extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     (void)last_key, (void)keys;
     int first = EARLIEST_QUERY(key), end = LATEST_END(last_key);
     first = first / QUERIES * QUERIES;
-    load_tile(keys_at, HEAD_ROW, ROW_OF(const ml_bf16, K, kv_head, key), K_SEQ, KV_SEQ - key,
-              HEAD_DIM, KEYS, HEAD_WIDTH);
-    load_tile(values_at, VALUE_ROW, ROW_OF(const ml_bf16, V, kv_head, key), V_SEQ, KV_SEQ - key,
-              VALUE_DIM, KEYS, VALUE_WIDTH);
+    for (int r = 0; r < KEYS; r += RUN_OF(KEYS)) {
+        int row = KEY_ROW(key + r), there = KV_SEQ - key - r;
+        load_tile(keys_at + r * HEAD_ROW * 2, HEAD_ROW, ROW_OF(const ml_bf16, K, kv_head, row),
+                  K_SEQ, there, HEAD_DIM, RUN_OF(KEYS), HEAD_WIDTH);
+        load_tile(values_at + r * VALUE_ROW * 2, VALUE_ROW, ROW_OF(const ml_bf16, V, kv_head, row),
+                  V_SEQ, there, VALUE_DIM, RUN_OF(KEYS), VALUE_WIDTH);
+    }
     copies_commit();
     int blocks = end > first ? (end - first + QUERIES - 1) / QUERIES : 0, steps = blocks * GROUP;
     int step = next_step(a, -1, steps, kv_head, blocks, first, key);
@@ -108,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
     __syncwarp();
     int dk_columns = HEAD_DIM - dk_first < DK_WIDTH ? HEAD_DIM - dk_first : DK_WIDTH;
     int dv_columns = VALUE_DIM - dv_first < DV_WIDTH ? VALUE_DIM - dv_first : DV_WIDTH;
-    store_rows(ROW_OF(ml_bf16, DK, kv_head, own) + dk_first, DK_SEQ, key_tile, HEAD_ROW,
+    store_rows(ROW_OF(ml_bf16, DK, kv_head, KEY_ROW(own)) + dk_first, DK_SEQ, key_tile, HEAD_ROW,
                KV_SEQ - own, dk_columns, WARP_TILES * 16);
-    store_rows(ROW_OF(ml_bf16, DV, kv_head, own) + dv_first, DV_SEQ, value_tile, VALUE_ROW,
+    store_rows(ROW_OF(ml_bf16, DV, kv_head, KEY_ROW(own)) + dv_first, DV_SEQ, value_tile, VALUE_ROW,
                KV_SEQ - own, dv_columns, WARP_TILES * 16);
 }

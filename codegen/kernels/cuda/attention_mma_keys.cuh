@@ -9,8 +9,8 @@
 static __device__ __forceinline__ void load_slot(unsigned tiles, const ml_bf16 *k, const ml_bf16 *v,
                                                  int key) {
     int keys = KV_SEQ - key;
-    load_tile(tiles, HEAD_ROW, k + key * K_SEQ, K_SEQ, keys, HEAD_DIM, KEYS, HEAD_WIDTH);
-    load_tile(tiles + KEYS * HEAD_ROW * 2, VALUE_ROW, v + key * V_SEQ, V_SEQ, keys, VALUE_DIM, KEYS,
-              VALUE_WIDTH);
+    load_tile(tiles, HEAD_ROW, k + KEY_ROW(key) * K_SEQ, K_SEQ, keys, HEAD_DIM, KEYS, HEAD_WIDTH);
+    load_tile(tiles + KEYS * HEAD_ROW * 2, VALUE_ROW, v + KEY_ROW(key) * V_SEQ, V_SEQ, keys,
+              VALUE_DIM, KEYS, VALUE_WIDTH);
     copies_commit();
 }

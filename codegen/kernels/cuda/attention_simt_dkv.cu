@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
     (void)last_key;
     const ELEMENT *k = HEAD_OF(const ELEMENT, K, kv_head);
     const ELEMENT *v = HEAD_OF(const ELEMENT, V, kv_head);
-    load_tile(keys_tile, HEAD_ROW, k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
-    load_tile(values_tile, VALUE_ROW, v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, 1);
+    load_tile(keys_tile, HEAD_ROW, k + KEY_ROW(key) * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
+    load_tile(values_tile, VALUE_ROW, v + KEY_ROW(key) * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, 1);
     REAL dk[EACH][HEAD_EACH] = {}, dv[EACH][VALUE_EACH] = {};
     for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++) {
         int end = END_QUERY(last_key);
@@ -42,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
     }
     for (int i = 0; i < EACH; i++) {
         int kv = key + ty + 16 * i;
-        ELEMENT *to_k = ROW_OF(ELEMENT, DK, kv_head, kv);
-        ELEMENT *to_v = ROW_OF(ELEMENT, DV, kv_head, kv);
+        ELEMENT *to_k = ROW_OF(ELEMENT, DK, kv_head, KEY_ROW(kv));
+        ELEMENT *to_v = ROW_OF(ELEMENT, DV, kv_head, KEY_ROW(kv));
         if (kv >= KV_SEQ) continue;
         for (int j = 0; j < HEAD_EACH; j++)
             if (tx + 16 * j < HEAD_DIM) to_k[(tx + 16 * j) * DK_DIM] = STORE(dk[i][j]);

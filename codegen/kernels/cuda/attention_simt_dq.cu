@@ -35,11 +35,12 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
         if (i < queries) deltas[query + i] = sum;
     }
     REAL out[EACH][HEAD_EACH] = {};
-    for (int key = FIRST_KEY(query); key < end; key += TILE) {
+    for (int key = FIRST_KEY(query) / TILE * TILE; key < end; key += TILE) {
         int keys = end - key < TILE ? end - key : TILE;
         __syncthreads();
-        load_tile(keys_tile, HEAD_ROW, k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
-        load_tile(values_tile, VALUE_ROW, v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, 1);
+        load_tile(keys_tile, HEAD_ROW, k + KEY_ROW(key) * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
+        load_tile(values_tile, VALUE_ROW, v + KEY_ROW(key) * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM,
+                  1);
         __syncthreads();
         slopes_of_tile(a, batch, head, query, key, keys, queries_tile, grad_out_tile, keys_tile,
                        values_tile, lse, delta, probabilities, slopes);

@@ -38,11 +38,12 @@ extern "C" __global__ void __launch_bounds__(256) ENTRY(arguments a) {
               HEAD_DIM, (REAL)SCALE);
     REAL out[EACH][VALUE_EACH] = {}, row_largest[EACH], row_total[EACH];
     for (int i = 0; i < EACH; i++) row_largest[i] = LOWEST, row_total[i] = 0;
-    for (int key = FIRST_KEY(query); key < end; key += TILE) {
+    for (int key = FIRST_KEY(query) / TILE * TILE; key < end; key += TILE) {
         int keys = end - key < TILE ? end - key : TILE;
         __syncthreads();
-        load_tile(keys_tile, HEAD_ROW, k + key * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
-        load_tile(values_tile, VALUE_ROW, v + key * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM, 1);
+        load_tile(keys_tile, HEAD_ROW, k + KEY_ROW(key) * K_SEQ, K_SEQ, K_DIM, keys, HEAD_DIM, 1);
+        load_tile(values_tile, VALUE_ROW, v + KEY_ROW(key) * V_SEQ, V_SEQ, V_DIM, keys, VALUE_DIM,
+                  1);
         __syncthreads();
         REAL score[EACH][EACH] = {};
         multiply(score, queries_tile, HEAD_ROW, 1, keys_tile, HEAD_ROW, 1, TILE, HEAD_DIM);

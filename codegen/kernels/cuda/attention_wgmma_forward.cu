@@ -133,10 +133,14 @@ static __device__ __forceinline__ void produce(const arguments &a, int batch, in
             int i = last ? work.blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1;
             int key = tile_key(work.first, i, list);
             unsigned to = slots + producer.wait_free() * TILE_BYTES;
-            if (keys)
-                copy_tile(to, TILE, 0, TILE, k + key * K_SEQ, K_SEQ, KV_SEQ - key);
-            else
-                copy_tile(to, TILE, 0, TILE, v + key * V_SEQ, V_SEQ, KV_SEQ - key);
+#pragma unroll
+            for (int r = 0; r < TILE; r += RUN_OF(TILE))
+                if (keys)
+                    copy_tile(to, TILE, r, RUN_OF(TILE), k + KEY_ROW(key + r) * K_SEQ, K_SEQ,
+                              KV_SEQ - key - r);
+                else
+                    copy_tile(to, TILE, r, RUN_OF(TILE), v + KEY_ROW(key + r) * V_SEQ, V_SEQ,
+                              KV_SEQ - key - r);
             producer.commit();
         }
     }

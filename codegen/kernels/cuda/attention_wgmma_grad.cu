@@ -196,8 +196,9 @@ static __device__ __forceinline__ void store_item(const arguments &a, const tile
                                                   float (&dk)[DIM / 2], float (&dv)[DIM / 2]) {
     int batch = m.batch, kv_head = m.head / GROUP, key = m.key + threadIdx.x / 32 * 16;
     (void)batch;
-    store_rows<DIM / 2>(dk, SCALE, ROW_OF(ml_bf16, DK, kv_head, key), DK_SEQ, KV_SEQ - key);
-    store_rows<DIM / 2>(dv, 1.0f, ROW_OF(ml_bf16, DV, kv_head, key), DV_SEQ, KV_SEQ - key);
+    store_rows<DIM / 2>(dk, SCALE, ROW_OF(ml_bf16, DK, kv_head, KEY_ROW(key)), DK_SEQ,
+                        KV_SEQ - key);
+    store_rows<DIM / 2>(dv, 1.0f, ROW_OF(ml_bf16, DV, kv_head, KEY_ROW(key)), DV_SEQ, KV_SEQ - key);
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++) dk[i] = dv[i] = 0;
     keep_in_registers(dk); /* before more products begin */

@@ -108,26 +108,27 @@ static __device__ __forceinline__ int producer_thread() {
     keep_in_registers(thread);
     return thread[0];
 }
-/* The chunks of a thread are in one column, every other one whole swizzles apart, so that it
- * computes two addresses alone: these warps must issue few instructions. */
-template <int TILE_ROWS>
-static __device__ __forceinline__ void copy_rows(unsigned tile, const ml_bf16 *from,
+/* `COUNT` rows of a tile from row `first` on. The chunks of a thread are in one column, every other
+ * one whole swizzles apart, so that it computes two addresses alone: these warps must issue few
+ * instructions. */
+template <int TILE_ROWS, int COUNT>
+static __device__ __forceinline__ void copy_rows(unsigned tile, int first, const ml_bf16 *from,
                                                  long long stride, int there) {
     const int chunks = DIM / 8, step = 64 / chunks;
     int thread = producer_thread(), row = thread / chunks, chunk = thread % chunks;
     const bool exists = HEAD_DIM == DIM || chunk < HEAD_DIM / 8;
     const ml_bf16 *own = exists ? from + row * stride + chunk * 8 : from;
-    unsigned even = tile + swizzled(TILE_ROWS, row, chunk);
-    unsigned odd = tile + swizzled(TILE_ROWS, row + step, chunk);
-    if (there >= TILE_ROWS) {
+    unsigned even = tile + swizzled(TILE_ROWS, first + row, chunk);
+    unsigned odd = tile + swizzled(TILE_ROWS, first + row + step, chunk);
+    if (there >= COUNT) {
 #pragma unroll 4
-        for (int r = 0; r < TILE_ROWS; r += 2 * step) {
+        for (int r = 0; r < COUNT; r += 2 * step) {
             copy_async(even + r * 128, own + r * stride, exists ? 16 : 0);
             copy_async(odd + r * 128, own + (r + step) * stride, exists ? 16 : 0);
         }
     } else
 #pragma unroll 2
-        for (int r = 0; r < TILE_ROWS; r += 2 * step) {
+        for (int r = 0; r < COUNT; r += 2 * step) {
             bool valid = row + r < there && exists, next = row + r + step < there && exists;
             copy_async(even + r * 128, valid ? own + r * stride : from, valid ? 16 : 0);
             copy_async(odd + r * 128, next ? own + (r + step) * stride : from, next ? 16 : 0);
@@ -202,8 +203,9 @@ static __device__ __forceinline__ void produce_item(const arguments &a, char *ba
             copy_async(shared_address(rows) + thread * 16,
                        (const float *)a.p[DELTA_AT] + tile * 128LL + thread * 4, 16);
         unsigned to = supply.at + slots_at + slot * (2 * TILE_BYTES);
-        copy_rows<TILE>(to, ROW_OF(const ml_bf16, Q, head, query), Q_SEQ, there);
-        copy_rows<TILE>(to + TILE_BYTES, ROW_OF(const ml_bf16, G, head, query), G_SEQ, there);
+        copy_rows<TILE, TILE>(to, 0, ROW_OF(const ml_bf16, Q, head, query), Q_SEQ, there);
+        copy_rows<TILE, TILE>(to + TILE_BYTES, 0, ROW_OF(const ml_bf16, G, head, query), G_SEQ,
+                              there);
         more = more && tiles.more(a);
         if (more && thread == 0) message->last = 0;
         supply.commit();
@@ -230,9 +232,13 @@ static __device__ __forceinline__ void produce(const arguments &a, char *base, u
         int kv_head = unit % KV_HEADS, batch = unit / KV_HEADS;
         supply.await_free(at + keys_free_at + key_slot * 8, number / KEY_SLOTS % 2 ^ 1);
         unsigned to = at + key_slot * (2 * ROW_BYTES);
-        copy_rows<ROWS>(to, ROW_OF(const ml_bf16, K, kv_head, key), K_SEQ, KV_SEQ - key);
-        copy_rows<ROWS>(to + ROW_BYTES, ROW_OF(const ml_bf16, V, kv_head, key), V_SEQ,
-                        KV_SEQ - key);
+        for (int r = 0; r < ROWS; r += RUN_OF(ROWS)) {
+            int row = KEY_ROW(key + r), there = KV_SEQ - key - r;
+            copy_rows<ROWS, RUN_OF(ROWS)>(to, r, ROW_OF(const ml_bf16, K, kv_head, row), K_SEQ,
+                                          there);
+            copy_rows<ROWS, RUN_OF(ROWS)>(to + ROW_BYTES, r, ROW_OF(const ml_bf16, V, kv_head, row),
+                                          V_SEQ, there);
+        }
         query_tiles tiles(a, batch, kv_head, key);
         produce_item(a, base, supply, tiles);
     }

@@ -7,7 +7,7 @@
 #include "runtime/ops/attention/attention.h"
 #include "runtime/ops/attention/attention_internal.h"
 
-enum { ARGS = 12, QKV = 3, GRAD_SOURCES = 6 };
+enum { ARGS = 13, QKV = 3, GRAD_SOURCES = 6 };
 
 ml_dtype attention_dtype(ml_dtype dtype) {
     return dtype == ML_F64 ? ML_F64 : ML_F32;
@@ -16,17 +16,27 @@ ml_dtype attention_dtype(ml_dtype dtype) {
 static void pack(const ml_attention_args *a, int64_t *args) {
     int64_t scale;
     memcpy(&scale, &a->scale, sizeof scale);
-    int64_t all[ARGS] = {a->seq,    a->kv_seq, a->heads,  a->kv_heads, a->head_dim, a->causal,
-                         a->window, a->pieces, a->offset, scale,       a->score,    a->derivative};
+    int64_t all[ARGS] = {a->seq,    a->kv_seq, a->heads,     a->kv_heads, a->head_dim,
+                         a->causal, a->window, a->pieces,    a->offset,   a->key_ranks,
+                         scale,     a->score,  a->derivative};
     memcpy(args, all, sizeof all);
 }
 
 static ml_attention_args unpack(const int64_t *args) {
-    ml_attention_args a = {
-        (ml_axis)args[0], (ml_axis)args[1], (ml_axis)args[2], (ml_axis)args[3], (ml_axis)args[4],
-        args[5] != 0,     args[6],          (int)args[7],     args[8],          0,
-        (ml_ref)args[10], (ml_ref)args[11]};
-    memcpy(&a.scale, &args[9], sizeof a.scale);
+    ml_attention_args a = {(ml_axis)args[0],
+                           (ml_axis)args[1],
+                           (ml_axis)args[2],
+                           (ml_axis)args[3],
+                           (ml_axis)args[4],
+                           args[5] != 0,
+                           args[6],
+                           (int)args[7],
+                           args[8],
+                           args[9],
+                           0,
+                           (ml_ref)args[11],
+                           (ml_ref)args[12]};
+    memcpy(&a.scale, &args[10], sizeof a.scale);
     return a;
 }
 
@@ -212,6 +222,9 @@ void attention_infer(infer *in, ml_type *out) {
     if (!a.pieces && a.offset) ml_raise(ML_INTERNAL, "attention has an offset and no places");
     if (a.pieces < 0 || a.pieces > 2 || (a.pieces && score.size[score.rank - 2] % a.pieces))
         ml_raise(ML_INTERNAL, "attention's queries are not %d equal pieces", a.pieces);
+    if (a.key_ranks < 0 || (a.key_ranks && score.size[score.rank - 1] % (2 * a.key_ranks)))
+        ml_raise(ML_INTERNAL, "attention's keys are not two blocks of each of %lld ranks",
+                 (long long)a.key_ranks);
     if (grad && (a.score != 0) != (a.derivative != 0))
         ml_raise(ML_INTERNAL, "attention_grad needs both a score function and its derivative");
     const ml_type *q = infer_source(in, 0);
@@ -255,7 +268,7 @@ static ml_ref add(ml_graph *g, ml_op op, const ml_ref *sources, int count,
         ml_attention_args plain = *args;
         plain.score = plain.derivative = 0;
         plain.pieces = 0;
-        plain.offset = 0;
+        plain.offset = plain.key_ranks = 0;
         int64_t unchecked[ARGS];
         pack(&plain, unchecked);
         /* Checks q, k and v before their axes are looked up. */

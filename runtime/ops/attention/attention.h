@@ -25,13 +25,17 @@ static inline bool ml_op_attends(ml_op op) {
  * Where q and k are rows of something longer, i32 numbers say from which indices on: of q, or of
  * each of two equal `pieces` of it, which need not be neighbours, and of k. Masks and the indices
  * of score functions count from there, and `offset` is the whole attention's. There are no places
- * otherwise. Kernels skip what a mask hides. */
+ * otherwise. Kernels skip what a mask hides.
+ * k, v, dk and dv may be in the order in which `key_ranks` ranks hold them whose second halves of
+ * rows are traded with the rank at the other end (ml_attention_key_order). Masks, indices and
+ * captured tensors count keys in their own order. */
 typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;
-    int64_t window; /* 0: none */
-    int pieces;     /* 0: whole; else 1 or 2, of which the queries are */
-    int64_t offset; /* 0 where whole */
+    int64_t window;    /* 0: none */
+    int pieces;        /* 0: whole; else 1 or 2, of which the queries are */
+    int64_t offset;    /* 0 where whole */
+    int64_t key_ranks; /* 0: k, v, dk and dv are in their own order */
     double scale;
     ml_ref score;      /* 0: none */
     ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
@@ -48,6 +52,13 @@ double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool cau
 static inline int ml_attention_places(const ml_attention_args *args) {
     return args->pieces ? args->pieces + 1 : 0;
 }
+/* The rows, by an axis `rows`, of `keys` that `ranks` ranks hold one after another, each with the
+ * second half of its rows traded with the rank at the other end: i32 numbers that put them in their
+ * own order, and from that back. */
+ml_ref ml_attention_key_order(ml_graph *g, ml_axis rows, int64_t keys, int64_t ranks);
+/* Kernels read at least so many keys that lie side by side: blocks of traded rows are multiples of
+ * that. */
+enum { ML_ATTENTION_RUN = 64 };
 /* Which source is the first captured one; the places are before it. */
 int ml_attention_captured(const ml_graph *g, ml_ref n);
 /* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */

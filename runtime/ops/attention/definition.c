@@ -1,7 +1,8 @@
 /* The definition of attention and of its gradient.
  *
  * Inside, queries have their heads split into (kv_heads, group), so that every product finds its
- * axes by name; score functions and the softmax work on whole heads. */
+ * axes by name; score functions and the softmax work on whole heads. Keys and values that are in
+ * ranks' order are put in their own first, and their gradients back at last. */
 #include <math.h>
 
 #include "runtime/graph/infer.h"
@@ -20,6 +21,8 @@ typedef struct {
     int captured;     /* the first captured source */
     ml_ref places[2]; /* of q and k; 0 where they are whole. Of q in two pieces: over seq, what is
                          added to a row's number */
+    ml_axis rows;     /* of `order` */
+    ml_ref order;     /* of keys that are in ranks' order, and back; 0: they are in their own */
 } parts;
 
 static ml_ref in_dtype(parts *p, ml_ref n) {
@@ -95,7 +98,31 @@ static parts start(ml_graph *g, ml_ref n) {
     p.captured = ml_attention_captured(g, n);
     if (p.args.pieces) find_places(&p, ml_graph_sources(g, n) + p.captured);
     p.mask = make_mask(&p);
+    if (p.args.key_ranks) {
+        p.rows = ml_axis_named(g, "keys'ranks");
+        p.order =
+            ml_attention_key_order(g, p.rows, p.score.size[p.score.rank - 1], p.args.key_ranks);
+    }
     return p;
+}
+
+ml_ref ml_attention_key_order(ml_graph *g, ml_axis rows, int64_t keys, int64_t ranks) {
+    ml_ref row = ml_iota(g, rows, keys), size = ml_const_int(g, ML_I32, keys / (2 * ranks));
+    ml_ref block = ml_map2(g, ML_OP_IDIV, row, size);
+    ml_ref first = ml_map2(g, ML_OP_MOD, block, ml_const_int(g, ML_I32, 2));
+    first = ml_map2(g, ML_OP_EQ, first, ml_const_int(g, ML_I32, 0));
+    ml_ref other = ml_map2(g, ML_OP_SUB, ml_const_int(g, ML_I32, 2 * ranks), block);
+    other =
+        ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, other, size), ml_map2(g, ML_OP_MOD, row, size));
+    return ml_where(g, first, row, other);
+}
+
+/* k, v or a gradient of them from ranks' order into their own, or back. */
+static ml_ref reordered(parts *p, ml_ref n) {
+    if (!p->order) return n;
+    const ml_type type = *ml_graph_type(p->g, n);
+    n = ml_rename(p->g, ml_gather(p->g, n, p->order, p->args.kv_seq), p->rows, p->args.kv_seq);
+    return ml_permute(p->g, n, &type);
 }
 
 /* scale * q k over head_dim, with the heads whole. */
@@ -130,8 +157,8 @@ static ml_ref finite_or_zero(parts *p, ml_ref n) {
 
 static void forward(parts *p, ml_ref n, ml_ref *outputs) {
     ml_graph *g = p->g;
-    ml_ref v = ml_graph_source(g, n, 2);
-    ml_ref s = raw_scores(p, ml_graph_source(g, n, 0), ml_graph_source(g, n, 1));
+    ml_ref k = reordered(p, ml_graph_source(g, n, 1)), v = reordered(p, ml_graph_source(g, n, 2));
+    ml_ref s = raw_scores(p, ml_graph_source(g, n, 0), k);
     if (p->args.score) s = call(p, p->args.score, s, n, 0);
     s = masked(p, s);
     /* No gradient flows through the largest: it cancels out of the values. */
@@ -152,8 +179,8 @@ static void forward(parts *p, ml_ref n, ml_ref *outputs) {
 static void backward(parts *p, ml_ref n, ml_ref *outputs) {
     ml_graph *g = p->g;
     const ml_ref *source = ml_graph_sources(g, n);
-    ml_ref q = source[0], k = source[1], v = source[2], o = source[3], lse = source[4],
-           cotangent = source[5];
+    ml_ref q = source[0], o = source[3], lse = source[4], cotangent = source[5];
+    ml_ref k = reordered(p, source[1]), v = reordered(p, source[2]);
     ml_axis dim = p->args.head_dim;
     ml_ref raw = raw_scores(p, q, k);
     ml_ref s = p->args.score ? call(p, p->args.score, raw, n, 0) : raw;
@@ -179,8 +206,8 @@ static void backward(parts *p, ml_ref n, ml_ref *outputs) {
     ml_ref dv = ml_dot(g, split_heads(p, ml_cast(g, weights, p->dtype)), split_cotangent,
                        query_axes, query_count, p->dtype);
     outputs[0] = ml_permute(g, merge_heads(p, dq), ml_graph_type(g, q));
-    outputs[1] = ml_permute(g, dk, ml_graph_type(g, k));
-    outputs[2] = ml_permute(g, dv, ml_graph_type(g, v));
+    outputs[1] = reordered(p, ml_permute(g, dk, ml_graph_type(g, k)));
+    outputs[2] = reordered(p, ml_permute(g, dv, ml_graph_type(g, v)));
 }
 
 void ml_attention_decompose(ml_graph *g, ml_ref n, ml_ref *outputs) {

@@ -1,11 +1,11 @@
 -- Context parallelism on ranks: attention with every kind of mask, values and gradients, against its
 -- definition by products and a softmax under the same layout. `acts`: the axes that cp splits; `names`:
--- the cases (all of them where DIST_ALL is set), in an order that is the same on every rank.
-return function(ranks, acts, names)
+-- the cases (all of them where DIST_ALL is set), in an order that is the same on every rank; `length`: of sequences, 96 where not named.
+return function(ranks, acts, names, length)
   local m, core = require "mlua", require "mlua.core"
   local root = core.options().script:match "^(.*)tests/lua/" or ""
   local check = dofile(root .. "tests/lua/lib/check.lua")
-  local length = 96
+  length = length or 96
   local A = m.axes { batch = 2, seq = length, kv_seq = length, heads = 4, kv_heads = 2, head_dim = 8 }
   local all = { A.batch, A.heads, A.seq, A.kv_seq }
 
@@ -32,7 +32,7 @@ return function(ranks, acts, names)
     causal = { causal = true },
     documents = { causal = true, document = true },
     narrow = { causal = true, window = 9 },
-    wide = { causal = true, window = 70, score = function(s, i) return s + 0.02 * (i.k - i.q):cast "f32" * (i.head + 1):cast "f32" end },
+    wide = { causal = true, window = 3 * length // 4 - 2, score = function(s, i) return s + 0.02 * (i.k - i.q):cast "f32" * (i.head + 1):cast "f32" end },
     whole = { score = function(s, i) return m.where(m.eq((i.q + i.k) % 3, 0), s, 0.5 * s) end },
   }
   if os.getenv "DIST_ALL" then names = { "causal", "documents", "narrow", "wide", "whole" } end

@@ -1,8 +1,8 @@
 -- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
 -- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
 local m = require "mlua"
-local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1 }
-local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = 64, batch = 8, width = 3 }
+local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1, seq = 64 }
+local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = cfg.seq, batch = 8, width = 3 }
 
 local Block = m.module("Block", function(self)
   self.wq, self.wk = m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }
