@@ -30,19 +30,20 @@ typedef struct {
 typedef struct {
     rewrite *r;
     trade t;
-    int64_t run;     /* of keys side by side: halves that attention reads are multiples of it */
-    ml_ref *swapped; /* by node: what it is the trade of */
-    bool *inner;     /* by node: only trades read it */
-    bool *varies;    /* by node: it may differ among the ranks of a group */
-    bool *root;      /* by node */
-    bool *keys;      /* by node: keys or values of an attention follow from it */
-    ml_ref *plain;   /* by node: in the new graph; 0: not made yet */
-    ml_ref *traded;  /* by node, likewise */
-    ml_ref *ranked;  /* by node, likewise */
-    ml_axis *along;  /* by node: the axis along which `traded` or `ranked` is */
-    bool *prefers;   /* by node: users take `traded` */
-    ml_axis rows;    /* of `order` */
-    ml_ref order;    /* of rows in ranks' order, and back */
+    int64_t run;         /* of keys side by side: halves that attention reads are multiples of it */
+    ml_ref *swapped;     /* by node: what it is the trade of */
+    bool *inner;         /* by node: only trades read it */
+    bool *varies;        /* by node: it may differ among the ranks of a group */
+    bool *root;          /* by node */
+    bool *keys;          /* by node: keys or values of an attention follow from it */
+    ml_ref *plain;       /* by node: in the new graph; 0: not made yet */
+    ml_ref *traded;      /* by node, likewise */
+    ml_ref *ranked;      /* by node, likewise */
+    ml_axis *along;      /* by node: the axis along which `traded` or `ranked` is */
+    bool *prefers;       /* by node: users take `traded` */
+    ml_axis *keys_along; /* by node: of an attention whose keys are in ranks' order */
+    ml_axis rows;        /* of `order` */
+    ml_ref order;        /* of rows in ranks' order, and back */
 } state;
 
 static const int64_t *args_of(const state *s, ml_ref n) {
@@ -257,36 +258,42 @@ static void build_traded(state *s, ml_ref n, ml_axis axis) {
 
 /* ---- Rows in ranks' order -------------------------------------------------------------------- */
 
-/* Attention reads its keys so. */
+/* Attention takes its keys so: in any order where nothing is said of their places, else as its
+ * kernels can. */
+static bool takes_ranked(const state *s, ml_ref n, ml_attention_args *args) {
+    if (!ml_op_attends(op_of(s, n))) return false;
+    ml_attention_read(s->r->from, n, args);
+    for (int i = KEYS; i <= VALUES; i++)
+        if (!is_ranked(s, ml_graph_source(s->r->from, n, i), args->kv_seq)) return false;
+    const bool places = args->causal || args->window || args->score;
+    args->key_ranks = places ? s->t.ranks : 0;
+    return !places || s->t.size / 2 % s->run == 0;
+}
+
 static bool attend_ranked(state *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->r->from, n);
-    if (!ml_op_attends((ml_op)node->op) || s->t.size / 2 % s->run) return false;
-    ml_attention_args args;
-    ml_attention_read(s->r->from, n, &args);
-    ml_ref *sources = plain_sources(s, n);
-    for (int i = KEYS; i <= VALUES; i++) {
+    const int count = ml_graph_node(s->r->from, n)->source_count;
+    ml_attention_args ranked, args;
+    if (!takes_ranked(s, n, &ranked)) return false;
+    ml_ref *sources = ML_NEW_ARRAY(s->r->scratch, ml_ref, count);
+    for (int i = 0; i < count; i++) {
         ml_ref source = ml_graph_source(s->r->from, n, i);
-        if (!is_ranked(s, source, args.kv_seq)) return false;
-        sources[i] = s->ranked[source];
+        sources[i] = i == KEYS || i == VALUES ? s->ranked[source] : plain(s, source);
     }
     ml_ref made = rewrite_copy(s->r, n, sources);
-    ml_attention_read(s->r->to, made, &args);
-    args.key_ranks = s->t.ranks;
-    set_plain(s, n,
-              node->op == ML_OP_ATTENTION
-                  ? ml_attention(s->r->to, sources, node->source_count, &args)
-                  : ml_attention_grad(s->r->to, sources, node->source_count, &args));
+    ml_attention_read(s->r->to, made, &args); /* its functions are of the new graph */
+    args.key_ranks = ranked.key_ranks;
+    made = op_of(s, n) == ML_OP_ATTENTION ? ml_attention(s->r->to, sources, count, &args)
+                                          : ml_attention_grad(s->r->to, sources, count, &args);
+    set_plain(s, n, made);
+    s->keys_along[n] = args.kv_seq;
     return true;
 }
 
 /* And gives the gradients of keys and values so. */
-static bool take_ranked(state *s, ml_ref n) {
-    ml_ref source = ml_graph_source(s->r->from, n, 0), made = s->plain[source];
-    ml_attention_args args;
-    if (!made || ml_graph_node(s->r->to, made)->op != ML_OP_ATTENTION_GRAD) return false;
-    ml_attention_read(s->r->to, made, &args);
-    if (!args.key_ranks) return false;
-    set_ranked(s, n, rewrite_copy(s->r, n, &made), args.kv_seq);
+static bool give_ranked(state *s, ml_ref n) {
+    ml_ref grad = ml_graph_source(s->r->from, n, 0);
+    if (op_of(s, grad) != ML_OP_ATTENTION_GRAD || !s->keys_along[grad]) return false;
+    set_ranked(s, n, rewrite_copy(s->r, n, &s->plain[grad]), s->keys_along[grad]);
     return true;
 }
 
@@ -333,7 +340,7 @@ static bool compute_ranked(state *s, ml_ref n) {
 }
 
 static bool build_ranked(state *s, ml_ref n) {
-    return op_of(s, n) == ML_OP_OUT ? take_ranked(s, n)
+    return op_of(s, n) == ML_OP_OUT ? give_ranked(s, n)
                                     : attend_ranked(s, n) || compute_ranked(s, n);
 }
 
@@ -379,6 +386,7 @@ static void begin(rewrite *r) {
     s->ranked = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->along = ML_NEW_ARRAY(r->scratch, ml_axis, r->count);
     s->prefers = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->keys_along = ML_NEW_ARRAY(r->scratch, ml_axis, r->count);
     for (int i = 0; i < r->roots->output_count; i++) s->root[r->roots->outputs[i]] = true;
     for (int i = 0; i < r->roots->update_count; i++) s->root[r->roots->updates[i].value] = true;
     find_trades(s);
