@@ -14,9 +14,9 @@ local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
 local ALONE, TOGETHER = 16, 8 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
--- Rows are up to a quarter longer than a microbatch of `accum`: sequences that do not fill rows then need no more of them, and two that a
--- rank alone cannot compute may share one. Each row reads and writes all weights and sums of gradients.
-local ROOM = 1.25
+-- How much longer than a microbatch of `accum` rows are, at most. Each row reads and writes all weights and sums of gradients, so fewer
+-- and longer ones are faster as long as memory keeps their values; a quarter is for sequences that do not fill rows, or share one.
+local ROOMS, ROOM = { 2, 1.5, 1.25 }, 1.25
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -42,6 +42,17 @@ local function most_slots(groups, parts)
   return math.ceil((times * parts + 3 + #groups.sizes) / groups.slots) * groups.slots
 end
 
+-- The rows of each size of groups, up to `room` times as long as a microbatch of `accum`.
+local function set_rows(d, room)
+  local least = 0
+  d.longest = rounded(d.most * room, grain_of(d.most))
+  for i, group in ipairs(d.groups) do
+    group.lengths = row_lengths(math.min(least, d.longest - 1), d.longest, group.ranks == 1 and ALONE or TOGETHER)
+    local following = d.groups[i + 1]
+    least = following and rounded(group.ranks * d.most / following.ranks, 2)
+  end
+end
+
 ---What m.train's options say of groups and rows: nil where the layout is not dynamic.
 ---@param o table m.train's options
 ---@param parts integer microbatches of a step
@@ -53,14 +64,14 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local longest = rounded(most * ROOM, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, longest = longest, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
+  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
   if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
-  local least = 0
   for _, size in ipairs(groups.sizes) do
-    d.groups[#d.groups + 1] = { ranks = size, lengths = row_lengths(math.min(least, longest - 1), longest, size == 1 and ALONE or TOGETHER) }
-    if size * most >= o.seq.size then return d end
-    least = rounded(size * most / (groups.sizes[#d.groups + 1] or 1), 2)
+    d.groups[#d.groups + 1] = { ranks = size }
+    if size * most >= o.seq.size then
+      set_rows(d, ROOM)
+      return d
+    end
   end
   local last = groups.sizes[#groups.sizes]
   refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, most),
@@ -86,6 +97,28 @@ function dynamic.rows(o)
     end
   end
   return list
+end
+
+---Choose how long rows are: as those whose longest row of the largest groups fits in memory and takes the least predicted time a token,
+---attention apart. With pipeline slots they stay a quarter longer: fewer rows would leave more of the pipeline idle.
+---@param make fun(row: table): Program tries a row; raises where it does not fit
+function dynamic.choose(o, make)
+  local d, least, best = o.dynamic, nil, ROOM
+  if d.chosen or d.slots > 0 then return end
+  for _, room in ipairs(ROOMS) do
+    set_rows(d, room)
+    local rows = dynamic.rows(o)
+    local row = rows[#rows]
+    local made, program = pcall(make, row)
+    if made then
+      local seconds, attention, fits = program:cost()
+      program:discard()
+      local cost = (seconds - attention) / row.tokens
+      if fits and (not least or cost < least) then least, best = cost, room end
+    end
+  end
+  set_rows(d, best)
+  d.chosen = true
 end
 
 ---The longest row of one rank: its program is the lead of mixed microbatches.

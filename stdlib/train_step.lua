@@ -270,12 +270,15 @@ end
 -- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
 function step.dynamic_step(o)
   check_window(o)
-  local rows, finish = dynamic.rows(o), nil
-  local first = dynamic.lead(o, rows)
+  local rows, finish = nil, nil
   local function make(row, lead)
     row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens), lead)
+    return row.program
   end
   local update = core.together(function()
+    dynamic.choose(o, make)
+    rows = dynamic.rows(o)
+    local first = dynamic.lead(o, rows)
     make(first)
     for _, row in ipairs(rows) do
       if row ~= first then make(row, first.program) end

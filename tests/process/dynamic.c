@@ -160,13 +160,32 @@ static double planned_bytes(process_room *room, int code, const char *settings) 
     return process_number(r.output, "\"peak_bytes\":");
 }
 
-/* Each of the programs saves as much memory by recomputation as the first one: rows a quarter
- * longer than the static layout's need little more. */
+/* Each of the programs saves as much memory by recomputation as the first one: where nothing fits,
+ * rows are a quarter longer than the static layout's, and need little more. */
 PROCESS_TEST(dynamic_context_in_little_memory) {
     const double still = planned_bytes(room, 1, "layers=6 batch=32 accum=4 --memory 0.1GiB");
     const double least =
         planned_bytes(room, 1, "layers=6 batch=32 accum=4 --memory 0.1GiB --layout cp=dynamic");
     EXPECT(still > 0 && least < 1.25 * still, "%.0f beside %.0f", least, still);
+}
+
+static int64_t longest_row(process_room *room, const char *budget) {
+    static const char text[] = "in rows of up to ";
+    process_result r =
+        process_run(room, 0, "",
+                    "check --device h200 \"$ROOT/models/llama.lua\" embed=256 heads=4 ffn=1024 "
+                    "seq=512 pack=document layers=3 batch=8 accum=2 --mesh dp=2 --layout "
+                    "cp=dynamic %s",
+                    budget);
+    const char *at = strstr(r.output, text);
+    return at != NULL ? atoll(at + sizeof text - 1) : 0;
+}
+
+/* Rows are as long as memory allows: up to twice a microbatch. */
+PROCESS_TEST(dynamic_context_rows_by_memory) {
+    CHECK_EQ_INT(longest_row(room, ""), 2048);
+    const int64_t least = longest_row(room, "--memory 1.14GiB");
+    CHECK(least >= 1280 && least < 2048);
 }
 
 /* Of a budget they leave to the update what its layout needs, where ranks split the moments, and no

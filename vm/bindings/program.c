@@ -29,11 +29,13 @@ static double now(void) {
 }
 
 static vm_program *check_program(lua_State *L) {
-    return luaL_checkudata(L, 1, vm_program_class);
+    vm_program *p = luaL_checkudata(L, 1, vm_program_class);
+    if (!p->program && !p->plan) vm_fail(L, NULL, "the program was discarded");
+    return p;
 }
 
 static int program_gc(lua_State *L) {
-    vm_program *p = check_program(L);
+    vm_program *p = luaL_checkudata(L, 1, vm_program_class);
     ml_program_free(p->program);
     ml_plan_free(p->plan);
     ml_free(p->roots.outputs);
@@ -43,6 +45,24 @@ static int program_gc(lua_State *L) {
     if (p->arena) ml_arena_free(p->arena);
     *p = (vm_program){0};
     return 0;
+}
+
+/* The list of programs that a check reports has it no longer. */
+static int program_discard(lua_State *L) {
+    luaL_checkudata(L, 1, vm_program_class);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    const lua_Integer count = (lua_Integer)lua_rawlen(L, -1);
+    lua_Integer at = 0;
+    for (lua_Integer i = 1; i <= count; i++) {
+        lua_rawgeti(L, -1, i);
+        if (lua_rawequal(L, -1, 1)) at = i;
+        lua_pop(L, 1);
+    }
+    for (; at > 0 && at <= count; at++) {
+        lua_rawgeti(L, -1, at + 1);
+        lua_rawseti(L, -2, at);
+    }
+    return program_gc(L);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -517,11 +537,14 @@ static int program_cost(lua_State *L) {
     cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     vm_protect(L, predict_cost, &call);
+    const ml_plan *plan = call.plan;
+    const int64_t limit = plan->target->memory_bytes;
     double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    return 2;
+    lua_pushboolean(L, limit <= 0 || plan->peak_bytes + plan->update_states <= limit);
+    return 3;
 }
 
 typedef struct {
@@ -585,9 +608,12 @@ static const vm_entry methods[] = {
      "the share of a step in which pipeline ranks wait: measured, as predicted from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
-    {"cost", program_cost, "gpu?: string -> number, number",
+    {"cost", program_cost, "gpu?: string -> number, number, boolean",
      "seconds of a run, or of a microbatch on the slowest pipeline rank, and those of its "
-     "attention, by the table of an H100 or of `gpu`: to compare programs"},
+     "attention, by the table of an H100 or of `gpu`, and whether it fits in memory: to compare "
+     "programs"},
+    {"discard", program_discard, "",
+     "free it: it cannot run any more, and a check does not report it"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},
