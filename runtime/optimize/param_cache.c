@@ -12,7 +12,8 @@
  * computed of parameters before a cast: the parts in bf16 of a router's weights. Programs that
  * cache the same values share the state. One that merges fewer of them reads parts of what another
  * has side by side: queries, keys and values are one product where a rank has whole sequences, and
- * what is gathered is a product of its own where it has not (merge_products.c).
+ * what is gathered is a product of its own where it has not (merge_products.c). So does a program
+ * of what it has side by side itself, of which another product reads one value.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -20,6 +21,8 @@
 #include "runtime/ops/ragged/ragged.h"
 #include "runtime/optimize/optimize.h"
 #include "runtime/plan/plan_internal.h"
+
+enum { UNIT = 16 }; /* bytes, to which products want their operands aligned */
 
 /* The state that holds a value: 1 + its number; 0: none does. With an axis it holds others too,
  * side by side along that axis. */
@@ -45,6 +48,7 @@ typedef struct {
     bool casts;      /* casts are cached too: what products of a GPU read */
     bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
     place *place;    /* by node */
+    ml_ref *within;  /* by node: the CONCAT of whose state it is a part; 0: none */
     bool *listed;    /* by state: it is among `cached` */
     ml_ref *updated; /* by node: the same computed from new values; 0 where it is not */
     ml_update *cached; /* the states, and what they hold at first */
@@ -268,17 +272,32 @@ static bool sets_parameters(const work *w) {
     return false;
 }
 
+static bool is_leaf(const work *w, ml_ref n) {
+    return (w->cast[n] || holds(w, n)) && ml_graph_node(w->g, n)->op != ML_OP_CONCAT;
+}
+
+/* A value of the program is a part of each state that has its recipe among its parts, also one
+ * that products read as it is stored. */
+static void find_leaf(part_search *s, ml_ref n) {
+    uint32_t cursor = 0, id;
+    const uint64_t recipe = recipe_of(s->w, n);
+    while ((id = ml_index_next(&s->by_part, recipe, &cursor)) != ML_INDEX_NONE) {
+        const ml_state *state = ml_graph_state(s->w->g, id);
+        holder *h = &s->holders[id];
+        if (h->leaves == NULL) h->leaves = ML_NEW_ARRAY(s->w->scratch, ml_ref, state->part_count);
+        for (int i = 0; i < state->part_count; i++)
+            if (state->parts[i] == recipe) h->leaves[i] = n;
+    }
+}
+
 /* Whether the state holds these leaves one after another. */
 static bool match(part_search *s, uint32_t id, ml_ref value, const ml_ref *leaves, int count) {
     const ml_state *state = ml_graph_state(s->w->g, id);
-    holder *h = &s->holders[id];
     int at = 0, i = 0;
     while (recipe_of(s->w, leaves[0]) != state->parts[at]) at++;
     if (at + count > state->part_count) return false;
     while (i < count && recipe_of(s->w, leaves[i]) == state->parts[at + i]) i++;
     if (i < count) return false;
-    if (h->leaves == NULL) h->leaves = ML_NEW_ARRAY(s->w->scratch, ml_ref, state->part_count);
-    for (i = 0; i < count; i++) h->leaves[at + i] = leaves[i];
     *ML_PUSH(s->w->scratch, &s->uses) = (part_use){value, id, at};
     return true;
 }
@@ -326,7 +345,6 @@ static ml_ref flatten(ml_graph *g, ml_ref x, const ml_type *whole, ml_axis to) {
 /* What the state holds, of the program's leaves: where it has all, where products can read each
  * where it is, and where that is what the state was made for. */
 static void build_whole(part_search *s, uint32_t id) {
-    enum { UNIT = 16 }; /* bytes, to which products want their operands aligned */
     work *w = s->w;
     const ml_state *state = ml_graph_state(w->g, id);
     holder *h = &s->holders[id];
@@ -363,6 +381,8 @@ static void share_parts(work *w, const ml_index *known, uint32_t states) {
     }
     if (!any || sets_parameters(w)) return;
     s.holders = ML_NEW_ARRAY(w->scratch, holder, (size_t)states + 1);
+    for (ml_ref n = 1; n < w->count; n++)
+        if (is_leaf(w, n)) find_leaf(&s, n);
     for (ml_ref n = 1; n < w->count; n++) {
         uint32_t cursor = 0;
         if (holds(w, n) && ml_index_next(known, recipe_of(w, n), &cursor) == ML_INDEX_NONE)
@@ -395,6 +415,30 @@ static ml_ref read_part(const work *w, ml_graph *to, const place *p, const ml_ty
     return ml_permute(to, x, type);
 }
 
+/* Of values that the program caches side by side with others too, such as keys that one product
+ * reads with the values and another one alone: where products can read each where it is. */
+static void find_within(work *w, ml_ref whole) {
+    const ml_type *type = ml_graph_type(w->g, whole);
+    const ml_axis axis = (ml_axis)ml_graph_args(w->g, whole)[0];
+    const int bytes = ml_dtypes[type->dtype].bytes;
+    const bool aligned = ml_type_size(type, axis) * bytes % UNIT == 0;
+    ml_ref *leaves;
+    const int count = list_leaves(w, whole, &leaves);
+    int64_t start = 0;
+    for (int i = 0; i < count; i++) {
+        const ml_ref leaf = leaves[i], part = ml_graph_source(w->g, whole, i);
+        const bool apart =
+            is_leaf(w, leaf) && holds(w, leaf) && w->place[leaf].state == 0 && w->within[leaf] == 0;
+        if (apart && aligned && start * bytes % UNIT == 0 &&
+            outer_axis(ml_graph_type(w->g, leaf), type) == axis &&
+            recipe_of(w, flatten(w->g, leaf, type, axis)) == recipe_of(w, part)) {
+            w->within[leaf] = whole;
+            w->place[leaf] = (place){0, axis, start};
+        }
+        start += ml_type_size(ml_graph_type(w->g, part), axis);
+    }
+}
+
 /* ---- The states ------------------------------------------------------------------------------ */
 
 /* A state for each cached value: an existing one where another program caches the same. */
@@ -407,8 +451,11 @@ static void add_states(work *w) {
         if (state->kind == ML_STATE_CACHE) ml_index_add(&known, state->recipe, id);
     }
     share_parts(w, &known, states);
+    for (ml_ref n = 1; n < w->count; n++)
+        if (ml_graph_node(w->g, n)->op == ML_OP_CONCAT && holds(w, n) && w->place[n].state == 0)
+            find_within(w, n);
     for (ml_ref n = 1; n < w->count; n++) {
-        if (!holds(w, n) || w->place[n].state != 0) continue;
+        if (!holds(w, n) || w->place[n].state != 0 || w->within[n] != 0) continue;
         uint64_t recipe = recipe_of(w, n);
         uint32_t cursor = 0, id = ml_index_next(&known, recipe, &cursor);
         if (id == ML_INDEX_NONE) {
@@ -419,6 +466,8 @@ static void add_states(work *w) {
         if (!w->listed[id]) w->cached[w->cached_count++] = (ml_update){id, n};
         w->listed[id] = true;
     }
+    for (ml_ref n = 1; n < w->count; n++)
+        if (w->within[n] != 0) w->place[n].state = w->place[w->within[n]].state;
 }
 
 /* A cast computed from the new values of its states; itself where none has one. */
@@ -516,6 +565,7 @@ static void cache_body(void *context) {
     w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.place = ML_NEW_ARRAY(w.scratch, place, count);
+    w.within = ML_NEW_ARRAY(w.scratch, ml_ref, count);
     w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
     w.cached = ML_NEW_ARRAY(w.scratch, ml_update, count);
     for (int i = 0; i < plan->roots.update_count; i++)

@@ -13,30 +13,30 @@ typedef struct {
 
 /* Weights of one to three axes besides e, which is the first or the last one; parts of `unit`
  * elements and multiples of it. */
-static layer draw_layer(fixture *f, int unit) {
+static layer draw_layer(fixture *f, int unit, ml_dtype dtype) {
     layer l = {.f = f, .axis = fixture_axis(f, "e")};
     const bool first = fixture_below(f, 2) == 0;
     for (int i = 0; i < WEIGHTS; i++) {
         static const char *const more[] = {"", " b3", " b2 c3"};
         const char *axes = ml_arena_format(f->arena, "%sa%d%s%s", first ? "e8 " : "", unit,
                                            more[fixture_below(f, 3)], first ? "" : " e8");
-        l.weights[i] = fixture_state(f, ML_F32, axes);
+        l.weights[i] = fixture_state(f, dtype, axes);
     }
     for (int i = 0; i < 2; i++) l.left[i] = fixture_input(f, ML_F32, "s5 e8", -1, 1);
     return l;
 }
 
-/* A microbatch: products of the first `merged` weights with one operand, of the others with
- * another. */
-static ml_plan *plan_of(const layer *l, int merged, ml_update *update) {
+/* A microbatch: products of left[of_left[i]] with weights[of_weight[i]]. */
+static ml_plan *plan_products(const layer *l, const int *of_left, const int *of_weight,
+                              ml_update *update) {
     ml_graph *g = l->f->g;
     ml_ref outputs[WEIGHTS];
     ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
     ml_cut cut = {0};
     ml_plan *plan;
     for (int i = 0; i < WEIGHTS; i++) {
-        const ml_ref x = ml_cast(g, l->left[i >= merged], ML_BF16);
-        const ml_ref w = ml_cast(g, l->weights[i], ML_BF16);
+        const ml_ref x = ml_cast(g, l->left[of_left[i]], ML_BF16);
+        const ml_ref w = ml_cast(g, l->weights[of_weight[i]], ML_BF16);
         outputs[i] = ml_dot(g, x, w, &l->axis, 1, ML_BF16);
     }
     ml_roots roots = {.outputs = outputs,
@@ -48,8 +48,17 @@ static ml_plan *plan_of(const layer *l, int merged, ml_update *update) {
     return plan;
 }
 
-/* The plan's results, of the cache as its rebuild computes it, are the products. */
-static void check_results(const layer *l, int merged, const ml_plan *plan) {
+/* Products of the first `merged` weights with one operand, of the others with another. */
+static ml_plan *plan_of(const layer *l, int merged, ml_update *update) {
+    static const int of_weight[WEIGHTS] = {0, 1, 2, 3};
+    int of_left[WEIGHTS];
+    for (int i = 0; i < WEIGHTS; i++) of_left[i] = i >= merged;
+    return plan_products(l, of_left, of_weight, update);
+}
+
+/* The plan's results, of the cache as its rebuild computes it, are these products. */
+static void check_products(const layer *l, const int *of_left, const int *of_weight,
+                           const ml_plan *plan) {
     fixture *f = l->f;
     const ml_roots *cached = &plan->rebuild->roots;
     const double *states[SUPPORT_INPUTS], *const *inputs = (const double *const *)f->inputs;
@@ -64,15 +73,23 @@ static void check_results(const layer *l, int merged, const ml_plan *plan) {
     ml_reference(plan->graph, states, inputs, plan->roots.outputs, WEIGHTS, results, false,
                  f->arena);
     for (int i = 0; i < WEIGHTS; i++) {
-        const ml_ref y = ml_dot(f->g, l->left[i >= merged], l->weights[i], &l->axis, 1, ML_F32);
+        const ml_ref x = l->left[of_left[i]], w = l->weights[of_weight[i]];
+        const ml_ref y = ml_dot(f->g, x, w, &l->axis, 1, ML_F32);
         const double *expected = fixture_value(f, f->g, y);
         for (int64_t k = 0; k < ml_type_elements(ml_graph_type(f->g, y)); k++)
             CHECK_NEAR(results[i][k], expected[k], 1e-9);
     }
 }
 
-static void shared(fixture *f) {
-    const layer l = draw_layer(f, 8);
+static void check_results(const layer *l, int merged, const ml_plan *plan) {
+    static const int of_weight[WEIGHTS] = {0, 1, 2, 3};
+    int of_left[WEIGHTS];
+    for (int i = 0; i < WEIGHTS; i++) of_left[i] = i >= merged;
+    check_products(l, of_left, of_weight, plan);
+}
+
+static void share(fixture *f, ml_dtype dtype) {
+    const layer l = draw_layer(f, 8, dtype);
     ml_plan *whole = plan_of(&l, WEIGHTS, NULL);
     const uint32_t states = ml_graph_state_count(f->g);
     CHECK_EQ_INT(whole->rebuild->roots.update_count, 1);
@@ -88,15 +105,27 @@ static void shared(fixture *f) {
     check_results(&l, WEIGHTS, whole);
     ml_plan_free(whole);
 }
+static void shared(fixture *f) {
+    share(f, ML_F32);
+}
 TEST(plan, parts_of_cached_weights) {
     for (uint64_t seed = 1; seed <= 20; seed++) fixture_run(shared, seed);
+}
+
+/* Weights in the dtype of the products: the one that a program does not merge is no copy there, but
+ * a part of what another program has. */
+static void shared_narrow(fixture *f) {
+    share(f, ML_BF16);
+}
+TEST(plan, parts_of_narrow_weights) {
+    for (uint64_t seed = 1; seed <= 20; seed++) fixture_run(shared_narrow, seed);
 }
 
 /* Parts that begin where products do not read, and those that the program sets, are states of their
  * own. */
 static void apart(fixture *f) {
     for (int unit = 3; unit <= 8; unit += 5) {
-        const layer l = draw_layer(f, unit);
+        const layer l = draw_layer(f, unit, ML_F32);
         ml_plan *whole = plan_of(&l, WEIGHTS, NULL);
         const uint32_t states = ml_graph_state_count(f->g);
         ml_update halved = {(uint32_t)ml_graph_args(f->g, l.weights[3])[0],
@@ -111,4 +140,20 @@ static void apart(fixture *f) {
 }
 TEST(plan, parts_that_are_cached_apart) {
     fixture_run(apart, 1);
+}
+
+/* A weight that one product reads with others, and another one alone. */
+static void within(fixture *f) {
+    static const int of_left[WEIGHTS] = {0, 0, 0, 1}, of_weight[WEIGHTS] = {0, 1, 2, 1};
+    for (int unit = 3; unit <= 8; unit += 5) {
+        const layer l = draw_layer(f, unit, ML_F32);
+        const uint32_t states = ml_graph_state_count(f->g);
+        ml_plan *plan = plan_products(&l, of_left, of_weight, NULL);
+        CHECK_EQ_INT(ml_graph_state_count(f->g), states + (unit == 8 ? 1 : 2));
+        check_products(&l, of_left, of_weight, plan);
+        ml_plan_free(plan);
+    }
+}
+TEST(plan, parts_of_a_program_s_own_cache) {
+    for (uint64_t seed = 1; seed <= 20; seed++) fixture_run(within, seed);
 }
