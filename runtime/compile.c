@@ -372,10 +372,10 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
         shared->part_count = 1;
     }
     compile_rank(&c, shared, shared->parts);
-    if (plan->rebuild != NULL) {
+    for (ml_plan *rebuild = plan->rebuild; rebuild != NULL; rebuild = rebuild->next) {
         log_text(plan, ML_LOG_PART, "what rebuilds the parameter cache");
-        compile_steps(plan->rebuild, false);
-        log_text(plan, ML_LOG_PART, "the program");
+        compile_steps(rebuild, false);
+        if (rebuild->next == NULL) log_text(plan, ML_LOG_PART, "the program");
     }
     compile_steps(plan, choice->overlap);
     offload(plan, choice);
@@ -634,6 +634,6 @@ static void print_part(const ml_plan *part, ml_text *out) {
 void ml_plan_print(const ml_plan *plan, ml_text *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     if (p != NULL) ml_pipeline_schedule_print(&p->problem, &p->schedule, out);
-    print_part(plan->rebuild, out);
+    for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next) print_part(r, out);
     for (int i = 0; i < plan->part_count; i++) print_part(plan->parts[i], out);
 }

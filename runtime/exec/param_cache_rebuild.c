@@ -2,22 +2,26 @@
  * program, or the script, has set a parameter since the last one. */
 #include "runtime/exec/session.h"
 
+/* When the latest of the states that cached ones are computed of was set. */
+static uint64_t sources_set_at(const ml_program *program, const ml_plan *plan) {
+    uint64_t latest = 1; /* a state that was never computed has 0 */
+    for (int i = 0; i < plan->cache_source_count; i++) {
+        const session_state *state = &program->session->states[plan->cache_sources[i]];
+        if (state->set_at > latest) latest = state->set_at;
+    }
+    return latest;
+}
+
 /* Programs share cached states: one that has been computed since its parameters were set last is
  * not computed again, whichever program did it. */
-static bool cache_is_stale(const ml_program *program) {
-    const session_state *states = program->session->states;
-    const ml_plan *plan = program->plan;
-    const ml_roots *cached = &plan->rebuild->roots;
-    uint64_t built_at = UINT64_MAX, set_at = 1; /* a state that was never computed has 0 */
+static bool cache_is_stale(const ml_program *program, const ml_plan *rebuild) {
+    const ml_roots *cached = &rebuild->roots;
+    uint64_t built_at = UINT64_MAX;
     for (int i = 0; i < cached->update_count; i++) {
-        const session_state *state = &states[cached->updates[i].state];
+        const session_state *state = &program->session->states[cached->updates[i].state];
         if (state->set_at < built_at) built_at = state->set_at;
     }
-    for (int i = 0; i < plan->cache_source_count; i++) {
-        const session_state *state = &states[plan->cache_sources[i]];
-        if (state->set_at > set_at) set_at = state->set_at;
-    }
-    return built_at < set_at;
+    return built_at < sources_set_at(program, rebuild);
 }
 
 static void states_set(ml_session *session, const ml_roots *roots) {
@@ -28,30 +32,36 @@ static void states_set(ml_session *session, const ml_roots *roots) {
 ml_status program_rebuild_cache(ml_program *program) {
     ml_session *session = program->session;
     const ml_roots *roots = &program->plan->roots;
-    if (program->rebuild != NULL && cache_is_stale(program))
-        ML_TRY(session->device->ops->run(program->rebuild));
+    ml_executable **executable = program->rebuilds;
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next, executable++)
+        if (cache_is_stale(program, r)) ML_TRY(session->device->ops->run(*executable));
     if (roots->update_count > 0) session->clock++;
     states_set(session, roots);
-    if (program->rebuild != NULL) /* with its parameters the run sets what it caches of them */
-        states_set(session, &program->plan->rebuild->roots);
+    /* With its parameters the run sets what it caches of them. */
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        states_set(session, &r->roots);
     return ML_OK;
 }
 
 void program_hold_cache(ml_program *program) {
-    const ml_plan *rebuild = program->plan->rebuild;
-    program->holds = rebuild != NULL;
-    for (int i = 0; program->holds && i < rebuild->roots.update_count; i++)
-        program->session->states[rebuild->roots.updates[i].state].holders++;
+    program->holds = program->plan->rebuild != NULL;
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        for (int i = 0; i < r->roots.update_count; i++)
+            program->session->states[r->roots.updates[i].state].holders++;
+}
+
+static void release(ml_session *session, uint32_t id) {
+    session_state *copy = &session->states[id];
+    if (--copy->holders > 0) return;
+    if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
+    session->state_bytes -= copy->bytes;
+    *copy = (session_state){0};
 }
 
 void program_release_cache(ml_program *program) {
-    ml_session *session = program->session;
-    for (int i = 0; program->holds && i < program->plan->rebuild->roots.update_count; i++) {
-        session_state *copy = &session->states[program->plan->rebuild->roots.updates[i].state];
-        if (--copy->holders > 0) continue;
-        if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
-        session->state_bytes -= copy->bytes;
-        *copy = (session_state){0};
-    }
+    if (!program->holds) return;
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        for (int i = 0; i < r->roots.update_count; i++)
+            release(program->session, r->roots.updates[i].state);
     program->holds = false;
 }

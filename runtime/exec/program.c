@@ -33,8 +33,10 @@ static void inputs_find(ml_program *program) {
                 used[storage->id] = true;
         }
     }
-    if (plan->rebuild != NULL && plan->rebuild->schedule->storages.count > storages)
-        storages = plan->rebuild->schedule->storages.count;
+    int rebuilds = 0;
+    for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next, rebuilds++)
+        if (r->schedule->storages.count > storages) storages = r->schedule->storages.count;
+    program->rebuilds = ML_NEW_ARRAY(plan->arena, ml_executable *, (size_t)rebuilds + 1);
     program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)storages + 1);
     for (uint32_t id = 0; id < known; id++) {
         if (!used[id]) continue;
@@ -96,11 +98,6 @@ static ml_status inputs_allocate(ml_program *program) {
     return status;
 }
 
-const ml_plan *program_part(const ml_program *program, int i) {
-    const ml_plan *plan = program->plan;
-    return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->rebuild : NULL;
-}
-
 typedef struct {
     const ml_program *program;
     int64_t extra;
@@ -116,7 +113,7 @@ static void require_body(void *context) {
 static ml_status states_allocate(ml_program *program) {
     ml_status status = ML_OK;
     const ml_plan *part;
-    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
+    for (int p = 0; (part = ml_plan_part(program->plan, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count && status == ML_OK; i++) {
             if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
@@ -189,9 +186,11 @@ ml_status program_reserve(ml_program *program) {
 static ml_status executables_load(ml_program *program) {
     ml_device *device = program->session->device;
     const ml_plan *plan = program->plan;
+    ml_executable **rebuild = program->rebuilds;
     ml_status status = device->ops->load(device, plan, &program->executable);
-    if (status != ML_OK || plan->rebuild == NULL) return status;
-    return device->ops->load(device, plan->rebuild, &program->rebuild);
+    for (const ml_plan *r = plan->rebuild; r != NULL && status == ML_OK; r = r->next)
+        status = device->ops->load(device, r, rebuild++);
+    return status;
 }
 
 static double bytes_sent(const ml_plan *plan) {
@@ -213,7 +212,7 @@ static double longest_silence(const ml_program *program) {
                bytes_sent(plan) /
                    (beside_core.local(session->comm) ? gpu->link_bytes : gpu->network_bytes);
     double most = 0;
-    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
+    for (int p = 0; (part = ml_plan_part(program->plan, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->steps.count; i++)
             if (s->steps.at[i].flops > most) most = s->steps.at[i].flops;
@@ -262,7 +261,7 @@ static void plans_find(void *context) {
     waiting_plans *found = context;
     for (const ml_program *p = found->session->programs; p != NULL; p = p->next) {
         const ml_plan *part;
-        for (int i = 0; p->waits && (part = program_part(p, i)) != NULL; i++)
+        for (int i = 0; p->waits && (part = ml_plan_part(p->plan, i)) != NULL; i++)
             *ML_PUSH(found->arena, &found->plans) = part;
     }
 }
@@ -382,7 +381,8 @@ void ml_program_free(ml_program *program) {
         device->ops->wait(device);
         device->ops->unload(program->executable);
     }
-    if (program->rebuild != NULL) device->ops->unload(program->rebuild);
+    for (ml_executable **r = program->rebuilds; r != NULL && *r != NULL; r++)
+        device->ops->unload(*r);
     program_release_cache(program);
     staged_programs.unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
@@ -416,7 +416,8 @@ int ml_program_inputs(const ml_program *program, uint32_t *ids) {
 
 /* ---- running ---- */
 void *program_address(const ml_program *program, const ml_storage *storage) {
-    if (storage->kind == ML_STORAGE_STATE) return program->session->states[storage->id].memory;
+    if (storage->kind == ML_STORAGE_STATE)
+        return (char *)program->session->states[storage->id].memory + storage->offset;
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
     }
@@ -447,8 +448,9 @@ static ml_status program_bind(ml_program *program) {
         program->bound = true;
         return ML_OK;
     }
-    if (program->rebuild != NULL)
-        status = executable_bind(program, program->plan->rebuild, program->rebuild);
+    ml_executable **rebuild = program->rebuilds;
+    for (const ml_plan *r = program->plan->rebuild; r && status == ML_OK; r = r->next)
+        status = executable_bind(program, r, *rebuild++);
     if (status == ML_OK) status = executable_bind(program, program->plan, program->executable);
     program->bound = status == ML_OK;
     return status;

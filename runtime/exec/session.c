@@ -196,7 +196,7 @@ static void wanted_find(initial_work *work) {
     }
     for (uint32_t i = 0; i < work->only_count; i++) wanted_add(work, work->only[i]);
     const ml_plan *part;
-    for (int p = 0; work->program && (part = program_part(work->program, p)) != NULL; p++) {
+    for (int p = 0; work->program && (part = ml_plan_part(work->program->plan, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count; i++) {
             const ml_storage *storage = &s->storages.at[i];
@@ -422,7 +422,7 @@ ml_status session_reserve(ml_session *session, int64_t bytes) {
 
 static bool program_reads(const ml_program *program, uint32_t state) {
     const ml_plan *part;
-    for (int p = 0; (part = program_part(program, p)) != NULL; p++)
+    for (int p = 0; (part = ml_plan_part(program->plan, p)) != NULL; p++)
         for (uint32_t i = 0; i < part->schedule->storages.count; i++)
             if (part->schedule->storages.at[i].kind == ML_STORAGE_STATE &&
                 part->schedule->storages.at[i].id == state)

@@ -52,7 +52,7 @@ struct ml_program {
     ml_session *session;
     ml_plan *plan;
     ml_executable *executable;
-    ml_executable *rebuild;        /* of plan->rebuild; NULL where there is none */
+    ml_executable **rebuilds;      /* of plan->rebuild, its `next` and so on; then NULL */
     bool holds;                    /* is counted among the holders of its cache */
     struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
     ml_program *lead;    /* whose steps its microbatches are of (roots.mixed); NULL: its */
@@ -107,8 +107,6 @@ ml_status program_compile(ml_program *program); /* all ranks together */
 ml_status program_download(ml_program *program, int output, void *to);
 /* States initialized, temporaries reserved. */
 ml_status program_prepare(ml_program *program);
-/* The plans whose steps the program runs: its parts, and what rebuilds its cache; then NULL. */
-const ml_plan *program_part(const ml_program *program, int i);
 /* What a run needs before it: a cache of the present parameters. What the run sets counts as set
  * then. */
 ml_status program_rebuild_cache(ml_program *program);

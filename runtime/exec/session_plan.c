@@ -292,10 +292,10 @@ static void show_chain(const ml_kernel *kernel, ml_target_kind kind, ml_index *s
 static void show_kernels(void *context) {
     const ml_plan *plan = context;
     ml_index seen = {.arena = plan->arena};
-    for (int p = 0; p <= plan->part_count; p++) {
-        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->rebuild;
-        const ml_schedule *s = part ? part->schedule : NULL;
-        for (uint32_t i = 0; s && i < s->steps.count; i++)
+    const ml_plan *part;
+    for (int p = 0; (part = ml_plan_part(plan, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++)
             show_chain(s->steps.at[i].kernel, s->target->kind, &seen);
     }
 }

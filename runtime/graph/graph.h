@@ -85,6 +85,7 @@ typedef struct {
     ml_ref initial; /* in the session graph */
     ml_origin origin;
     bool no_fp8;     /* its products keep the compute dtype with --dtype fp8 */
+    uint32_t gradient_of; /* of ML_STATE_GRADIENT: 1 + the parameter; 0: not known */
     uint64_t recipe; /* of ML_STATE_CACHE: a hash of what it is computed from, and how */
     int part_count;  /* of ML_STATE_CACHE: the values that lie side by side in it; 0: it is one */
     const uint64_t *parts; /* their recipes */
@@ -233,6 +234,8 @@ typedef struct {
 typedef struct {
     uint32_t state;
     ml_ref value;
+    bool part;     /* of ML_STATE_CACHE: the value is that of some elements, one piece of memory, */
+    int64_t start; /* from this one on; the others stay as they are */
 } ml_update;
 typedef struct {
     ml_ref *outputs;

@@ -122,8 +122,10 @@ void ml_graph_print(const ml_graph *g, const ml_roots *roots, ml_text *out) {
     for (int i = 0; i < roots->output_count; i++)
         ml_text_add(out, "output %d = %%%u\n", i, roots->outputs[i]);
     for (int i = 0; i < roots->update_count; i++) {
-        const char *name = ml_graph_state(g, roots->updates[i].state)->name;
-        ml_text_add(out, "state %u %s = %%%u\n", roots->updates[i].state, name ? name : "(unnamed)",
-                    roots->updates[i].value);
+        const ml_update *update = &roots->updates[i];
+        const char *name = ml_graph_state(g, update->state)->name;
+        ml_text_add(out, "state %u %s", update->state, name ? name : "(unnamed)");
+        if (update->part) ml_text_add(out, " from %lld on", (long long)update->start);
+        ml_text_add(out, " = %%%u\n", update->value);
     }
 }

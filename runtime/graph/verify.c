@@ -37,6 +37,11 @@ static bool fits_state(const ml_type *t, const ml_type *state) {
     return true;
 }
 
+static bool fits_part(const ml_type *t, const ml_type *state, int64_t start) {
+    return t->dtype == state->dtype && start >= 0 &&
+           start + ml_type_elements(t) <= ml_type_elements(state);
+}
+
 static void check_roots(verifier *v) {
     const ml_roots *roots = v->roots;
     for (int i = 0; i < roots->output_count; i++) {
@@ -50,7 +55,9 @@ static void check_roots(verifier *v) {
             broken(v, "an updated state does not exist");
         const ml_state *state = ml_graph_state(v->g, update->state);
         v->node = update->value;
-        if (!fits_state(ml_graph_type(v->g, update->value), &state->type))
+        const ml_type *type = ml_graph_type(v->g, update->value);
+        if (update->part ? !fits_part(type, &state->type, update->start)
+                         : !fits_state(type, &state->type))
             broken(v, "it is assigned to a state of another type");
         v->node = 0;
         v->reached[update->value] = 1;
@@ -62,6 +69,7 @@ static void check_updates_once(verifier *v) {
     uint8_t *updated = ml_arena_alloc(ml_graph_arena(v->g), states);
     for (int i = 0; i < v->roots->update_count; i++) {
         uint32_t state = v->roots->updates[i].state;
+        if (v->roots->updates[i].part) continue;
         if (updated[state]) broken(v, "a state is updated twice");
         updated[state] = 1;
     }

@@ -5,7 +5,9 @@
  * the casts of a merged product are side by side. Of a scaled product
  * (ops/quantize/scale_products.c) the largest element comes from that kernel, which is cached too,
  * and the values of 8 bits from the next. plan->rebuild computes the cache from the parameters
- * before the first run and after another program has set one (exec/param_cache_rebuild.c). A
+ * before the first run and after another program has set one (exec/param_cache_rebuild.c): what no
+ * step sets, such as frozen weights, apart from the rest. Of these the program that sets others
+ * writes nothing, also where they lie beside what it writes (cache_updates.c). A
  * program that runs once for each microbatch sets no parameters and has its cache rebuilt once a
  * step; what its layout gathers once a step (ml_mesh_axis.keep) is cached gathered, on a CPU too.
  * Programs that run often (ml_roots), such as sampling, cache all that they gather, and what is
@@ -19,8 +21,8 @@
  * a program whose peak comes later, when few are left, needs more. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/ops/ragged/ragged.h"
+#include "runtime/optimize/cache_updates.h"
 #include "runtime/optimize/optimize.h"
-#include "runtime/plan/plan_internal.h"
 
 enum { UNIT = 16 }; /* bytes, to which products want their operands aligned */
 
@@ -38,7 +40,10 @@ typedef struct {
     ml_arena *scratch;
     uint32_t count;
     ml_ref *new_value; /* by state; 0 where the program does not set it */
+    bool *sets;        /* by state: the program does */
+    bool *set;         /* by state: a step does, by this program or by one after microbatches */
     bool often;        /* it runs several times before others set the rest */
+    bool keeps;        /* it caches what it does not set: it runs often, or sets other parameters */
     bool *source;      /* by node: f32 parameters, moved at most */
     bool *cast;        /* by node: the same, cast to a narrow float; to 8 bits also scaled, and in
                           programs that run often whatever is derived */
@@ -50,7 +55,6 @@ typedef struct {
     place *place;    /* by node */
     ml_ref *within;  /* by node: the CONCAT of whose state it is a part; 0: none */
     bool *listed;    /* by state: it is among `cached` */
-    ml_ref *updated; /* by node: the same computed from new values; 0 where it is not */
     ml_update *cached; /* the states, and what they hold at first */
     int cached_count;
 } work;
@@ -108,10 +112,10 @@ static void find_casts(work *w) {
             uint32_t state = (uint32_t)ml_graph_args(g, n)[0];
             ml_ref value = w->new_value[state];
             w->source[n] = w->derived[n] = dtype == ML_F32 &&
-                                           (value != 0 ? value != n : w->often) &&
+                                           (value != 0 ? value != n : w->keeps) &&
                                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
             /* Stored as products read them (stdlib/module.lua): side by side in merged ones. */
-            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && value == 0 && w->often &&
+            w->cast[n] = ml_is_narrow((ml_dtype)dtype) && value == 0 && w->keeps &&
                          ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
             const bool narrow = dtype == ML_I8 || dtype == ML_E4M3; /* ops/quantize/weights.h */
             w->cacheable[n] = w->source[n] || (narrow && value == 0 && w->often);
@@ -470,66 +474,74 @@ static void add_states(work *w) {
         if (w->within[n] != 0) w->place[n].state = w->place[w->within[n]].state;
 }
 
-/* A cast computed from the new values of its states; itself where none has one. */
-static ml_ref of_new_values(work *w, ml_ref n) {
-    ml_graph *g = w->g;
-    const ml_node *node = ml_graph_node(g, n);
-    if (node->op == ML_OP_STATE) {
-        ml_ref value = w->new_value[ml_graph_args(g, n)[0]];
-        return value != 0 ? value : n;
+/* ---- Updates and rebuilds -------------------------------------------------------------------- */
+
+/* What a step sets: of a program of microbatches the parameters whose gradients it adds up, all
+ * where it does not say which. */
+static void find_set(work *w) {
+    const ml_roots *r = &w->plan->roots;
+    const uint32_t states = ml_graph_state_count(w->g);
+    bool known = false;
+    for (uint32_t id = 0; id < states; id++) {
+        const ml_ref value = w->new_value[id];
+        const bool itself = value != 0 && ml_graph_node(w->g, value)->op == ML_OP_STATE &&
+                            (uint32_t)ml_graph_args(w->g, value)[0] == id;
+        w->sets[id] = w->set[id] = value != 0 && !itself;
     }
-    if (w->updated[n] != 0) return w->updated[n];
-    if (node->source_count == 0) return n;
-    ml_ref *sources = ML_NEW_ARRAY(w->scratch, ml_ref, (size_t)node->source_count + 1);
-    int count = node->source_count;
-    for (int i = 0; i < count; i++) sources[i] = of_new_values(w, ml_graph_source(g, n, i));
-    ml_graph_set_origin(g, ml_graph_origin(g, sources[0]));
-    return w->updated[n] = ml_graph_copy(g, g, n, sources);
+    if (r->microbatches <= 1) return;
+    for (int i = 0; i < r->update_count; i++) {
+        const uint32_t of = ml_graph_state(w->g, r->updates[i].state)->gradient_of;
+        if (of != 0) w->set[of - 1] = known = true;
+    }
+    for (uint32_t id = 0; id < states && !known; id++)
+        if (ml_graph_state(w->g, id)->kind == ML_STATE_PARAMETER) w->set[id] = true;
 }
 
 /* The plan sets the copies with the parameters that it sets. */
 static void add_updates(work *w) {
     ml_roots *r = &w->plan->roots;
+    cache_updates c = {w->plan, w->scratch, w->new_value, w->sets};
+    ml_ref *renewed = ML_NEW_ARRAY(w->scratch, ml_ref, w->count);
+    for (int i = 0; i < w->cached_count; i++)
+        if (w->cached[i].value < w->count) /* else build_whole: no parameter of it is set */
+            cache_updates_add(&c, w->g, &w->cached[i], renewed);
     ml_update *updates =
-        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + (size_t)w->cached_count);
+        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + c.list.count);
     int count = r->update_count;
     for (int i = 0; i < count; i++) updates[i] = r->updates[i];
-    for (int i = 0; i < w->cached_count; i++) {
-        if (w->cached[i].value >= w->count) continue; /* build_whole: no parameter of it is set */
-        ml_ref value = of_new_values(w, w->cached[i].value);
-        if (value != w->cached[i].value) updates[count++] = (ml_update){w->cached[i].state, value};
-    }
+    for (uint32_t i = 0; i < c.list.count; i++) updates[count++] = c.list.at[i];
     r->updates = updates;
     r->update_count = count;
 }
 
-static void list_sources(work *w) {
-    ml_plan *plan = w->plan;
-    const ml_ref count = (ml_ref)ml_graph_count(w->g);
-    bool *reached = ML_NEW_ARRAY(w->scratch, bool, count);
-    plan->cache_sources =
-        ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
-    for (int i = 0; i < w->cached_count; i++) reached[w->cached[i].value] = true;
-    for (ml_ref n = count - 1; n > 0; n--) {
-        const ml_node *node = ml_graph_node(w->g, n);
-        for (int i = 0; reached[n] && i < node->source_count; i++)
-            reached[ml_graph_source(w->g, n, i)] = true;
-        if (reached[n] && node->op == ML_OP_STATE)
-            plan->cache_sources[plan->cache_source_count++] = (uint32_t)ml_graph_args(w->g, n)[0];
-    }
+static void list_sources(ml_plan *plan, const ml_graph *g) {
+    plan->cache_sources = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(g) + 1);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_graph_node(g, n)->op == ML_OP_STATE)
+            plan->cache_sources[plan->cache_source_count++] = (uint32_t)ml_graph_args(g, n)[0];
 }
 
-/* Its steps follow when the program's are compiled. */
-static void build_rebuild(work *w) {
-    ml_plan *plan = w->plan;
-    ml_roots roots = {
-        .updates = w->cached, .update_count = w->cached_count, .name = "parameter cache"};
-    ml_graph *none = NULL;
-    ml_plan *rebuild = plan_of_part(plan, &none, &roots, &plan->rebuild);
-    rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);
-    if (plan->layout != NULL) ml_shard_traffic(rebuild->graph, plan->layout, rebuild->traffic);
-    rebuild->parts = ML_NEW(rebuild->arena, ml_plan *);
-    rebuild->parts[rebuild->part_count++] = rebuild;
+/* One rebuild for each class, as each is stale at times of its own: of what no step sets after the
+ * first step alone. Their steps follow when the program's are compiled. */
+static void build_rebuilds(work *w) {
+    ml_plan **last = &w->plan->rebuild;
+    for (cache_class class = 0; class < CACHE_CLASSES; class ++) {
+        ml_update *updates = ML_NEW_ARRAY(w->scratch, ml_update, (size_t)w->cached_count + 1);
+        ml_roots roots = {.updates = updates, .name = "parameter cache"};
+        for (int i = 0; i < w->cached_count; i++)
+            if (cache_class_of(w->g, w->cached[i].value, w->set) == class)
+                updates[roots.update_count++] = w->cached[i];
+        if (roots.update_count == 0) continue;
+        ml_graph *none = NULL;
+        ml_plan *rebuild = plan_of_part(w->plan, &none, &roots, last);
+        rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);
+        if (rebuild->layout != NULL)
+            ml_shard_traffic(rebuild->graph, rebuild->layout, rebuild->traffic);
+        rebuild->parts = ML_NEW(rebuild->arena, ml_plan *);
+        rebuild->parts[rebuild->part_count++] = rebuild;
+        list_sources(rebuild, rebuild->graph);
+        last = &rebuild->next;
+    }
 }
 
 static ml_ref read_cached(rewrite *r, ml_ref n, const ml_ref *sources) {
@@ -556,7 +568,10 @@ static void cache_body(void *context) {
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
     work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
     w.often = plan->roots.microbatches > 1 || plan->roots.often;
+    w.keeps = w.often || sets_parameters(&w);
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
+    w.sets = ML_NEW_ARRAY(w.scratch, bool, states + 1);
+    w.set = ML_NEW_ARRAY(w.scratch, bool, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
     w.derived = ML_NEW_ARRAY(w.scratch, bool, count);
@@ -566,16 +581,15 @@ static void cache_body(void *context) {
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.place = ML_NEW_ARRAY(w.scratch, place, count);
     w.within = ML_NEW_ARRAY(w.scratch, ml_ref, count);
-    w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
     w.cached = ML_NEW_ARRAY(w.scratch, ml_update, count);
     for (int i = 0; i < plan->roots.update_count; i++)
         w.new_value[plan->roots.updates[i].state] = plan->roots.updates[i].value;
+    find_set(&w);
     find_casts(&w);
     find_operands(&w);
     add_states(&w);
     if (w.cached_count == 0) return;
-    list_sources(&w);
-    build_rebuild(&w);
+    build_rebuilds(&w);
     add_updates(&w);
     call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_cached, &w);
     if (w.often && plan->layout != NULL) ml_shard_traffic(call->graph, plan->layout, plan->traffic);

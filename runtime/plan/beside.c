@@ -12,7 +12,10 @@ static int64_t larger(int64_t a, int64_t b) {
 }
 
 int64_t ml_plan_arena(const ml_plan *plan) {
-    return larger(plan->arena_bytes, plan->rebuild != NULL ? plan->rebuild->arena_bytes : 0);
+    int64_t most = plan->arena_bytes;
+    for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next)
+        most = larger(most, r->arena_bytes);
+    return most;
 }
 
 /* What the peak of a plan has counted. */
@@ -30,7 +33,8 @@ static void add_plan(needs *sum, const ml_plan *plan) {
     if (plan == NULL) return;
     sum->arena = larger(sum->arena, ml_plan_arena(plan));
     sum->library = larger(sum->library, plan->library_bytes);
-    if (plan->rebuild != NULL) sum->library = larger(sum->library, plan->rebuild->library_bytes);
+    for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next)
+        sum->library = larger(sum->library, r->library_bytes);
     sum->buffers = larger(sum->buffers, plan->buffer_bytes);
     sum->inputs = larger(sum->inputs, plan->input_bytes);
 }

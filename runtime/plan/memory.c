@@ -229,11 +229,13 @@ static int64_t account_state(ml_plan *plan, const ml_schedule *s, const ml_stora
 
 /* States that only the rebuild of the parameter cache reads. */
 static int64_t account_rebuild(ml_plan *plan, bool *seen) {
-    const ml_schedule *s = plan->rebuild != NULL ? plan->rebuild->schedule : NULL;
     int64_t sum = 0;
-    for (uint32_t i = 0; s != NULL && i < s->storages.count; i++)
-        if (s->storages.at[i].kind == ML_STORAGE_STATE)
-            sum += account_state(plan, s, &s->storages.at[i], seen);
+    for (const ml_plan *rebuild = plan->rebuild; rebuild != NULL; rebuild = rebuild->next) {
+        const ml_schedule *s = rebuild->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++)
+            if (s->storages.at[i].kind == ML_STORAGE_STATE)
+                sum += account_state(plan, s, &s->storages.at[i], seen);
+    }
     return sum;
 }
 

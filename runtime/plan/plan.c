@@ -87,12 +87,20 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 void plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     plan_free(plan->rebuild);
+    plan_free(plan->next);
     for (uint32_t i = 0; plan->schedule != NULL && i < plan->schedule->steps.count; i++)
         if (plan->schedule->steps.at[i].loop != NULL)
             plan_free(plan->schedule->steps.at[i].loop->plan);
     if (plan->graph != NULL && !plan->borrows) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);
+}
+
+const ml_plan *ml_plan_part(const ml_plan *plan, int i) {
+    if (i < plan->part_count) return plan->parts[i];
+    const ml_plan *rebuild = plan->rebuild;
+    for (i -= plan->part_count; i > 0 && rebuild != NULL; i--) rebuild = rebuild->next;
+    return rebuild;
 }
 
 /* ---- the retry of a check ---- */
@@ -192,6 +200,8 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
     ml_text_add(out, " %s%u", kinds[storage->kind], temporary ? value->storage : storage->id);
     if (temporary || storage->kind == ML_STORAGE_HOST)
         ml_text_add(out, "@%lld", (long long)storage->offset);
+    else if (storage->offset != 0)
+        ml_text_add(out, "[%lld]", (long long)storage->offset);
     if (value->offset != 0) ml_text_add(out, "+%lld", (long long)value->offset);
     if (value->node != 0) ml_text_add(out, "=%%%u", value->node);
     if (!ml_value_contiguous(value)) ml_text_add(out, "(strided)");

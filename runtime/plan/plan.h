@@ -49,9 +49,10 @@ struct ml_plan {
     ml_plan **parts; /* what runs on this rank, each with a schedule: the tasks of its stages, or
                         the plan itself */
     int part_count;
-    /* Computes the parameter cache (param_cache.c); to be run before this plan where another has
-     * set one of the states cache_sources[]; NULL: no cache. */
-    ml_plan *rebuild;
+    /* Computes the parameter cache (param_cache.c), and its `next` those of it that are stale at
+     * other times; each is to be run before this plan where one of the states that it reads, its
+     * cache_sources[], was set since. NULL: no cache; the last. */
+    ml_plan *rebuild, *next;
     uint32_t *cache_sources;
     int cache_source_count;
     /* In a check: the plan that repeats a step which left rows without a capacity slot; it shares
@@ -83,6 +84,9 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
+/* The plans whose steps a program runs, by number: its parts, then what rebuilds its cache; then
+ * NULL. */
+const ml_plan *ml_plan_part(const ml_plan *plan, int i);
 /* Takes `retry`, and its memory into the accounts. */
 void ml_plan_set_retry(ml_plan *plan, ml_plan *retry);
 /* The type of a rank's part of a state or input. */

@@ -74,13 +74,31 @@ static void work_fill(assign_work *work) {
     }
 }
 
+/* The type of what is assigned: the rank's part of the state, or less. */
+static ml_type assigned_type(const assign_work *work, int update) {
+    const ml_update *of = &work->plan->roots.updates[update];
+    const ml_schedule *s = work->s;
+    return of->part ? s->values.at[s->update_values[update]].type
+                    : plan_state(work->plan, of->state);
+}
+
+/* The memory that an update writes is the state's, from its first element on. */
+static void assign_storage(const assign_work *work, int update, ml_storage *storage) {
+    const ml_update *of = &work->plan->roots.updates[update];
+    ml_type whole = plan_state(work->plan, of->state);
+    storage->kind = ML_STORAGE_STATE;
+    storage->id = of->state;
+    storage->bytes = ml_type_bytes(&whole);
+    storage->offset = of->start * ml_dtypes[whole.dtype].bytes;
+}
+
 /* Whether the new value can be computed right where the state is. */
 static bool update_in_place(assign_work *work, int update) {
     const ml_schedule *s = work->s;
     uint32_t state = work->plan->roots.updates[update].state;
     const ml_value *value = &s->values.at[s->update_values[update]];
     const ml_storage *storage = &s->storages.at[value->storage];
-    ml_type local = plan_state(work->plan, state);
+    ml_type local = assigned_type(work, update);
     const ml_type *type = &local;
     uint32_t old = work->storage_of[state];
     uint32_t first = work->spans[value->storage].first_write;
@@ -145,17 +163,19 @@ static void updates_copy(assign_work *work, const bool *done) {
         if (done[i]) continue;
         uint32_t state = roots->updates[i].state, value = s->update_values[i];
         const ml_state *info = ml_graph_state(s->graph, state);
-        ml_type type = plan_state(work->plan, state);
+        ml_type type = assigned_type(work, i);
         if (!ml_value_contiguous(&s->values.at[value])) {
             ml_raise(ML_INTERNAL, "the new value of state \"%s\" is not contiguous in memory",
                      info->name);
         }
-        if (work->storage_of[state] == NO_INDEX) {
-            work->storage_of[state] =
-                storage_add(s, ML_STORAGE_STATE, state, ml_type_bytes(&type), 0);
+        uint32_t to = work->storage_of[state];
+        if (to == NO_INDEX || roots->updates[i].part) {
+            to = storage_add(s, ML_STORAGE_STATE, state, 0, 0);
+            assign_storage(work, i, &s->storages.at[to]);
         }
+        if (!roots->updates[i].part) work->storage_of[state] = to;
         ml_ref node = roots->updates[i].value;
-        copy_add(s, value, value_add(s, node, &type, work->storage_of[state]), node);
+        copy_add(s, value, value_add(s, node, &type, to), node);
     }
 }
 
@@ -178,8 +198,7 @@ void plan_update_states(ml_plan *plan) {
         ml_storage *storage = &s->storages.at[value->storage];
         uint32_t state = roots->updates[i].state;
         if (update_in_place(&work, i)) {
-            storage->kind = ML_STORAGE_STATE;
-            storage->id = state;
+            assign_storage(&work, i, storage);
             done[i] = true;
         } else if (value->storage == work.storage_of[state] && value->offset == 0 &&
                    ml_value_contiguous(value)) {

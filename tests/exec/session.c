@@ -381,13 +381,13 @@ static void body_cached_once(world *w) {
     ml_program *a = microbatch_of(w, ROWS, weight, sum), *b = microbatch_of(w, 128, weight, sum);
     CHECK(a->executable == NULL && b->executable == NULL);
     ML_CHECK(ml_session_compile(w->session));
-    REQUIRE(a->rebuild != NULL && b->rebuild != NULL);
+    REQUIRE(a->rebuilds[0] != NULL && b->rebuilds[0] != NULL);
     CHECK_EQ_INT(plans_at_once, 4); /* both, and what rebuilds their caches */
     ml_update halved = {weight,
                         ml_map2(w->g, ML_OP_MUL, read_of(w, weight), ml_const(w->g, ML_F32, 0.5))};
     ml_program *update = program_of(w, NULL, 0, &halved, 1);
     CHECK_EQ_INT(plans_at_once, 4);
-    counted[0] = a->rebuild, counted[1] = b->rebuild;
+    counted[0] = a->rebuilds[0], counted[1] = b->rebuilds[0];
     for (int step = 1; step <= 3; step++) {
         for (int i = 0; i < 3; i++) ML_CHECK(ml_program_run(i == 1 ? b : a, inputs, NULL));
         CHECK_EQ_INT(counted_runs, step);
@@ -426,6 +426,48 @@ static ml_program *microbatch_of_three(world *w, const uint32_t *weights, uint32
     return program;
 }
 
+/* What no step sets is cast once, and again where it is written; the rest after each update. */
+static void body_frozen_cached_once(world *w) {
+    enum { IN = 64, OUT = 32 };
+    static const float x[2 * 256 * IN], weights[IN * OUT];
+    const void *inputs[] = {x, x};
+    ml_device_ops ops = ml_device_null;
+    ops.run = run_counted;
+    ml_session_device(w->session)->ops = &ops;
+    ml_axis in = ml_axis_named(w->g, "in"), out = ml_axis_named(w->g, "out");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {in, out}, .size = {IN, OUT}};
+    ml_type row = {.dtype = ML_F32, .rank = 1, .axis = {out}, .size = {OUT}};
+    uint32_t frozen = add_state(w, "frozen", &type, uniform(w, &type, 1));
+    uint32_t trained = add_state(w, "trained", &type, uniform(w, &type, 2));
+    const ml_state sums = {.name = "sum",
+                           .kind = ML_STATE_GRADIENT,
+                           .type = row,
+                           .gradient_of = trained + 1,
+                           .initial = uniform(w, &row, 3)};
+    uint32_t sum = ml_graph_add_state(w->g, &sums);
+    ml_program *program = microbatch_of_three(w, (uint32_t[]){trained, trained, frozen}, sum, true);
+    REQUIRE(program->rebuilds[0] != NULL && program->rebuilds[1] != NULL);
+    CHECK(program->rebuilds[2] == NULL);
+    ml_update halved = {trained,
+                        ml_map2(w->g, ML_OP_MUL, read_of(w, trained), ml_const(w->g, ML_F32, 0.5))};
+    ml_program *update = program_of(w, NULL, 0, &halved, 1);
+    for (int i = 0; i < 2; i++) { /* the one of the frozen weight, and the other one */
+        counted[0] = program->rebuilds[i], counted[1] = NULL, counted_runs = 0;
+        for (int step = 0; step < 3; step++) {
+            for (int k = 0; k < 2; k++) ML_CHECK(ml_program_run(program, inputs, NULL));
+            ML_CHECK(ml_program_run(update, NULL, NULL));
+        }
+        CHECK_EQ_INT(counted_runs, i == 0 ? 1 : 2);
+        ML_CHECK(ml_session_write_state(w->session, frozen, weights));
+        ML_CHECK(ml_program_run(program, inputs, NULL));
+        CHECK_EQ_INT(counted_runs, i == 0 ? 2 : 3);
+    }
+    ml_session_device(w->session)->ops = &ml_device_null;
+}
+TEST(exec, casts_of_frozen_weights) {
+    world_run(body_frozen_cached_once, "null");
+}
+
 /* Of programs that merge products differently, the first to run in a step computes what all read:
  * also where the program that made the states is freed. */
 static void body_parts_cached_once(world *w) {
@@ -446,11 +488,11 @@ static void body_parts_cached_once(world *w) {
     const int64_t bytes = w->session->state_bytes;
     ml_program *apart = microbatch_of_three(w, weights, sum, true);
     CHECK_EQ_INT(w->session->state_bytes, bytes);
-    REQUIRE(together->rebuild != NULL && apart->rebuild != NULL);
+    REQUIRE(together->rebuilds[0] != NULL && apart->rebuilds[0] != NULL);
     ml_update halved = {
         weights[1], ml_map2(w->g, ML_OP_MUL, read_of(w, weights[1]), ml_const(w->g, ML_F32, 0.5))};
     ml_program *update = program_of(w, NULL, 0, &halved, 1);
-    counted[0] = together->rebuild, counted[1] = apart->rebuild, counted_runs = 0;
+    counted[0] = together->rebuilds[0], counted[1] = apart->rebuilds[0], counted_runs = 0;
     for (int step = 1; step <= 3; step++) {
         for (int i = 0; i < 4; i++)
             ML_CHECK(ml_program_run((step + i) % 2 ? together : apart, inputs, NULL));

@@ -80,6 +80,26 @@ static void gpu_copies_batches(process_room *room) {
         CHECK_TEXT(joined.output, alone.output);
     }
 }
+/* Frozen weights below adapters, which are merged with them: of their copies what trains the
+ * adapters writes parts, in one program or after microbatches. */
+static void gpu_copies_adapters(process_room *room) {
+    for (int i = 0; i < 2; i++) {
+        char *run = ml_arena_format(
+            room->arena,
+            "run \"$ROOT\"/models/lora.lua --device cuda --quiet --json layers=2 embed=64 heads=4 "
+            "kv_heads=2 ffn=128 seq=64 batch=4 pretrain=2 steps=4 lr=0.05 warmup=1 accum=%d "
+            "dropout=%s | sed -E 's/,\"lr\".*//'",
+            1 + i, i ? "0.1" : "0");
+        process_result without = process_run(room, 0, "MLUA_PARAM_CACHE=0", "%s", run);
+        process_result with = process_run(room, 0, "MLUA_VERIFY=1", "%s", run);
+        process_expect(&without, "\"step\":4");
+        CHECK_TEXT(with.output, without.output);
+    }
+}
+TEST(gpu_copies, adapters) {
+    process_in_room(gpu_copies_adapters);
+}
+
 /* Threads that fill memory of the GPU: whole pieces, rows of them, what is transposed. */
 static void gpu_copies_loads(process_room *room) {
     static const char *const scripts[] = {"checkpoint", "checkpoint_pieces", "views_pieces"};

@@ -164,7 +164,8 @@ TEST(plan, batch_of_small_sums) {
     done(&p);
 }
 
-/* A weight under a product: cast once, by what sets it. One that is not set is cast as it was. */
+/* Two weights under products: one is set, which writes its cast too; that of the other one stays.
+ */
 static void build_products(void *context) {
     program *p = context;
     for (int i = 0; i < 2; i++) {
@@ -182,10 +183,14 @@ TEST(plan, copies_of_weights) {
     program p = {0};
     const ml_schedule *s = plan_of(&p, build_products);
     const ml_plan *rebuild = p.plan->rebuild;
-    REQUIRE(rebuild != NULL);
-    CHECK_EQ_INT(p.plan->cache_source_count, 1);
-    CHECK_EQ_INT(p.plan->cache_sources[0], p.updates[0].state);
-    CHECK_EQ_INT(rebuild->roots.update_count, 1);
+    REQUIRE(rebuild != NULL && rebuild->next != NULL);
+    CHECK(rebuild->next->next == NULL);
+    for (const ml_plan *r = rebuild; r != NULL; r = r->next) {
+        const uint32_t set = p.updates[0].state;
+        CHECK_EQ_INT(r->cache_source_count, 1);
+        CHECK_EQ_INT(r->cache_sources[0] == set, r != rebuild);
+        CHECK_EQ_INT(r->roots.update_count, 1);
+    }
     CHECK_EQ_INT(rebuild->schedule->steps.count, 1);
     CHECK_EQ_INT(p.plan->roots.update_count, 2);
     int sets = 0;
@@ -206,8 +211,50 @@ TEST(plan, copies_of_microbatches) {
     program p = {.microbatches = 4};
     plan_of(&p, build_products);
     REQUIRE(p.plan->rebuild != NULL);
-    CHECK_EQ_INT(p.plan->cache_source_count, 2);
+    CHECK_EQ_INT(p.plan->rebuild->cache_source_count, 2);
     CHECK_EQ_INT(p.plan->rebuild->roots.update_count, 2);
     CHECK_EQ_INT(p.plan->roots.update_count, 2); /* the weight that it sets, and its copy */
+    done(&p);
+}
+
+/* A frozen weight above an adapter that is set, as one product reads them: of their cached casts
+ * what sets the adapter writes the rows below. */
+enum { FROZEN_ROWS = 256, ADAPTER_ROWS = 64, COLUMNS = 128 };
+static void build_adapter(void *context) {
+    program *p = context;
+    uint32_t id[2];
+    ml_ref w[2] = {state(p, FROZEN_ROWS, COLUMNS, &id[0]), state(p, ADAPTER_ROWS, COLUMNS, &id[1])};
+    ml_ref x = input(p, 512, FROZEN_ROWS + ADAPTER_ROWS);
+    const ml_axis row = ml_graph_type(p->g, x)->axis[1];
+    set(p, id[1], MUL(w[1], ml_const(p->g, ML_F32, 0.5)));
+    for (int i = 0; i < 2; i++) {
+        const ml_axis own = ml_graph_type(p->g, w[i])->axis[0];
+        w[i] = ml_rename(p->g, ml_cast(p->g, w[i], ML_BF16), own, row);
+    }
+    const ml_ref both = ml_concat(p->g, w, 2, row);
+    p->outputs[p->output_count++] = ml_dot(p->g, ml_cast(p->g, x, ML_BF16), both, &row, 1, ML_BF16);
+}
+
+TEST(plan, parts_of_copies_that_are_set) {
+    program p = {0};
+    const ml_schedule *s = plan_of(&p, build_adapter);
+    const ml_plan *rebuild = p.plan->rebuild;
+    REQUIRE(rebuild != NULL && rebuild->next == NULL);
+    CHECK_EQ_INT(rebuild->cache_source_count, 2);
+    CHECK_EQ_INT(p.plan->roots.update_count, 2);
+    const ml_update *copy = &p.plan->roots.updates[1];
+    CHECK(copy->part && copy->state == rebuild->roots.updates[0].state);
+    CHECK_EQ_INT(copy->start, FROZEN_ROWS * COLUMNS);
+    CHECK_EQ_INT(copies_in(s), 0);
+    const ml_storage *written = &s->storages.at[s->values.at[s->update_values[1]].storage];
+    CHECK_EQ_INT(written->kind, ML_STORAGE_STATE);
+    CHECK_EQ_INT(written->offset, 2 * FROZEN_ROWS * COLUMNS);
+    for (uint32_t t = 0; t < s->steps.count; t++) { /* none reads the frozen weight */
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count; i++) {
+            const ml_storage *read = &s->storages.at[s->values.at[step->values[i]].storage];
+            CHECK(read->kind != ML_STORAGE_STATE || read->id != rebuild->cache_sources[0]);
+        }
+    }
     done(&p);
 }

@@ -98,7 +98,7 @@ static void share(fixture *f, ml_dtype dtype) {
         CHECK_EQ_INT(ml_graph_state_count(f->g), states);
         CHECK_EQ_INT(parts->rebuild->roots.update_count, 1);
         CHECK_EQ_INT(parts->rebuild->roots.updates[0].state, states - 1);
-        CHECK_EQ_INT(parts->cache_source_count, WEIGHTS);
+        CHECK_EQ_INT(parts->rebuild->cache_source_count, WEIGHTS);
         check_results(&l, merged, parts);
         ml_plan_free(parts);
     }

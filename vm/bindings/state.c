@@ -158,10 +158,11 @@ static void add_like(void *argument) {
 
 /* core.state_like(state, name, kind, dtype): of its axes, 0 at first. */
 static int core_state_like(lua_State *L) {
-    const ml_state *like = info_of(L, vm_state(L, 1, "the state that another one is like"));
-    state_call call = {.graph = vm_of(L)->graph, .state.type = like->type};
+    const uint32_t id = vm_state(L, 1, "the state that another one is like");
+    state_call call = {.graph = vm_of(L)->graph, .state.type = info_of(L, id)->type};
     lua_settop(L, 4);
     call.state.kind = (ml_state_kind)luaL_checkoption(L, 3, NULL, kinds);
+    if (call.state.kind == ML_STATE_GRADIENT) call.state.gradient_of = id + 1;
     call.state.type.dtype = (uint8_t)vm_dtype(L, 4, ML_F32);
     vm_origin(L, &call.state.origin);
     vm_protect(L, add_like, &call);

@@ -259,7 +259,7 @@ static void choose_rank(lua_State *L) {
     (void)account_rank(L, chosen);
 }
 
-/* How long a step takes. A rebuild of the parameter cache comes before its microbatches, all of
+/* How long a step takes. Rebuilds of the parameter cache come before its microbatches, all of
  * which one run of a pipeline has. */
 static void predict_step_of(lua_State *L, report *r, double accum) {
     const ml_layout *layout = vm_program_plan(program_at(L, 1))->layout;
@@ -269,8 +269,9 @@ static void predict_step_of(lua_State *L, report *r, double accum) {
         const ml_plan *plan = vm_program_plan(program_at(L, i));
         if (i > 1 || !predicted_runs(L, &r->predicted, accum))
             predicted_add(L, &r->predicted, plan, i == 1 && !plan->pipeline ? accum : 1);
-        if (plan->rebuild && plan->roots.microbatches > 1)
-            predicted_add(L, &r->predicted, plan->rebuild, 1);
+        const ml_plan *b = plan->roots.microbatches > 1 ? plan->rebuild : NULL;
+        for (; (b = predicted_rebuild(L, r->step_programs, b)) != NULL; b = b->next)
+            predicted_add(L, &r->predicted, b, 1);
     }
 }
 
@@ -304,8 +305,9 @@ static void read_programs(lua_State *L, report *r, double accum) {
         }
         list_kernels(plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)(accum + 0.5) : 1);
-        if (plan->rebuild && plan->roots.microbatches > 1) /* before the first of them */
-            traffic_add(&r->traffic, plan->rebuild, 1);
+        const ml_plan *b = plan->roots.microbatches > 1 ? plan->rebuild : NULL;
+        for (; (b = predicted_rebuild(L, r->step_programs, b)) != NULL; b = b->next)
+            traffic_add(&r->traffic, b, 1);
     }
     r->distinct = count_distinct(list, key_count);
     lua_pop(L, 1);

@@ -86,6 +86,27 @@ static double mfu(const vm_predicted *p, double flops) {
     return p->peak_flops > 0 ? flops / p->step.seconds / p->peak_flops : 0;
 }
 
+static bool step_sets(lua_State *L, int64_t programs, uint32_t state) {
+    for (int64_t i = 1; i <= programs; i++) {
+        lua_rawgeti(L, 1, i);
+        const ml_roots *roots = &vm_program_plan(vm_to_program(L, -1))->roots;
+        lua_pop(L, 1);
+        for (int k = 0; k < roots->update_count; k++)
+            if (roots->updates[k].state == state) return true;
+    }
+    return false;
+}
+
+const ml_plan *predicted_rebuild(lua_State *L, int64_t programs, const ml_plan *rebuild) {
+    for (; rebuild; rebuild = rebuild->next) {
+        bool stale = false;
+        for (int i = 0; i < rebuild->cache_source_count && !stale; i++)
+            stale = step_sets(L, programs, rebuild->cache_sources[i]);
+        if (stale && !step_sets(L, programs, rebuild->roots.updates[0].state)) return rebuild;
+    }
+    return NULL;
+}
+
 void predicted_print(const vm_predicted *p, double tokens, bool samples, double flops) {
     const ml_prediction *s = &p->step;
     if (!p->known || s->seconds <= 0) return;

@@ -24,6 +24,10 @@ void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double ti
  * of rows, times =}; without times as often as given, a pipeline once. Takes `lengths`, too.
  * False: no runs are listed. Raises. */
 bool predicted_runs(lua_State *L, vm_predicted *p, double times);
+/* The next rebuild of the parameter cache, from `rebuild` on, that comes before the microbatches of
+ * each step: one of these programs, the first of the list at index 1, sets what it reads and not
+ * what it computes. NULL: no more. */
+const ml_plan *predicted_rebuild(lua_State *L, int64_t programs, const ml_plan *rebuild);
 /* tokens: of a step, of all ranks; flops: of one rank. */
 void predicted_print(const vm_predicted *p, double tokens, bool samples, double flops);
 void predicted_json(const vm_predicted *p, double tokens, double flops, json_t *object);

@@ -145,7 +145,8 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
         if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
         if (step->step->loop && !templates) list_plan(e, step->step->loop->plan, &seen, &list);
     }
-    if (e->plan->rebuild && !templates) list_plan(e, e->plan->rebuild, &seen, &list);
+    for (const ml_plan *r = e->plan->rebuild; r && !templates; r = r->next)
+        list_plan(e, r, &seen, &list);
     return compile_list(e, list);
 }
 /* Kernels with instructions that this NVRTC does not know give way to those it knows. */
