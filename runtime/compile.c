@@ -568,6 +568,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     plan->target = c->in->target;
     plan->limit = c->limit > 0 ? larger(c->limit - c->beside, 1) : 0;
     plan->options = options_of(c->in);
+    plan->applied = c->in->applied;
     if (plan->shared == NULL) plan->shared = shared_new(plan->limit > 0);
     struct compile_shared *shared = plan->shared;
     if (shared->curves == NULL) shared->curves = recompute_curves_new(shared->arena);
@@ -609,6 +610,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
         ml_plan_print(*plan, &text);
         ml_debug(3, "%s", text.text);
     }
+    (*plan)->applied = (ml_plan_list){0};
     if (!is_pipeline(in)) take_graph(*plan);
     shared_free_parts((*plan)->shared); /* of further attempts */
     ml_time_part("accounts of the plan");

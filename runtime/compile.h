@@ -33,6 +33,8 @@ typedef struct {
     ml_beside (*beside)(void *context, ml_plan *plan);
     void *beside_context;
     const ml_layout *update; /* of the program that applies sums of gradients; NULL: `layout` */
+    ml_plan_list applied;    /* of microbatches, where it is that program: it writes their cached
+                                parameters too */
 } ml_compile_input;
 
 /* The plan of each rank, or, where the layout has stages, of the ranks at one coordinate. With what

@@ -230,7 +230,7 @@ local function accumulate(o, shape, name, lead)
     name = name, training = true, microbatches = o.dynamic and (o.dynamic.most_slots or 2) or o.accum, group = shape.group,
     mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil,
   })
-  local function compile_finish() return m.compile(function(feeds)
+  local function compile_finish(programs) return m.compile(function(feeds)
     local gradients = {}
     for i, sum in ipairs(sums) do gradients[i] = sum:read() end
     local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
@@ -244,14 +244,14 @@ local function accumulate(o, shape, name, lead)
       if t.update then t.update(t.sum:read()) end
     end
     return out
-  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true }) end
+  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true, applies = programs }) end
   return micro, compile_finish
 end
 
 -- With accumulation: one program a microbatch, and one that applies what they have added up.
 function step.accumulated_step(o)
   local micro, finish = accumulate(o, o, "microbatch")
-  return micro, finish()
+  return micro, finish { micro }
 end
 
 -- The loss of a window, for its errors alone: programs are of rows, whose lengths no line of the script has.
@@ -283,7 +283,9 @@ function step.dynamic_step(o)
     for _, row in ipairs(rows) do
       if row ~= first then make(row, first.program) end
     end
-    return finish()
+    local programs = {}
+    for i, row in ipairs(rows) do programs[i] = row.program end
+    return finish(programs)
   end)
   return rows, update
 end

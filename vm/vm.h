@@ -485,11 +485,12 @@ void vm_log(lua_State *L, const char *text, size_t size);
 
 /* program.c */
 typedef struct {
-    ml_program *program; /* NULL in check mode */
-    ml_plan *plan;       /* owned; check mode only */
-    ml_roots roots;      /* these and the arrays below are owned (ml_alloc) */
-    int64_t group;       /* ranks that run it by themselves (shard/groups.h); 0: all */
-    ml_program *lead;    /* whose steps its microbatches are of (roots.mixed); NULL: its own */
+    ml_program *program;  /* NULL in check mode */
+    ml_plan *plan;        /* owned; check mode only */
+    ml_roots roots;       /* these and the arrays below are owned (ml_alloc) */
+    int64_t group;        /* ranks that run it by themselves (shard/groups.h); 0: all */
+    ml_plan_list applied; /* while it is made: of microbatches whose sums it applies */
+    ml_program *lead;     /* whose steps its microbatches are of (roots.mixed); NULL: its own */
     ml_type *output_types;
     uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */

@@ -24,9 +24,12 @@ static bool cache_is_stale(const ml_program *program, const ml_plan *rebuild) {
     return built_at < sources_set_at(program, rebuild);
 }
 
-static void states_set(ml_session *session, const ml_roots *roots) {
-    for (int i = 0; i < roots->update_count; i++)
-        session->states[roots->updates[i].state].set_at = session->clock;
+/* What is set in part stays stale where the rest of it is: where that was set after `sources`. */
+static void states_set(ml_session *session, const ml_roots *roots, uint64_t sources) {
+    for (int i = 0; i < roots->update_count; i++) {
+        session_state *state = &session->states[roots->updates[i].state];
+        if (!roots->updates[i].part || state->set_at >= sources) state->set_at = session->clock;
+    }
 }
 
 ml_status program_rebuild_cache(ml_program *program) {
@@ -35,33 +38,46 @@ ml_status program_rebuild_cache(ml_program *program) {
     ml_executable **executable = program->rebuilds;
     for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next, executable++)
         if (cache_is_stale(program, r)) ML_TRY(session->device->ops->run(*executable));
+    const uint64_t sources = sources_set_at(program, program->plan);
     if (roots->update_count > 0) session->clock++;
-    states_set(session, roots);
+    states_set(session, roots, sources);
     /* With its parameters the run sets what it caches of them. */
     for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
-        states_set(session, &r->roots);
+        states_set(session, &r->roots, 0);
     return ML_OK;
 }
 
-void program_hold_cache(ml_program *program) {
-    program->holds = program->plan->rebuild != NULL;
-    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
-        for (int i = 0; i < r->roots.update_count; i++)
-            program->session->states[r->roots.updates[i].state].holders++;
+static void hold(ml_session *session, const ml_roots *roots) {
+    for (int i = 0; i < roots->update_count; i++) {
+        const uint32_t id = roots->updates[i].state;
+        if (ml_graph_state(session->graph, id)->kind == ML_STATE_CACHE)
+            session->states[id].holders++;
+    }
 }
 
-static void release(ml_session *session, uint32_t id) {
-    session_state *copy = &session->states[id];
-    if (--copy->holders > 0) return;
-    if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
-    session->state_bytes -= copy->bytes;
-    *copy = (session_state){0};
+static void release(ml_session *session, const ml_roots *roots) {
+    for (int i = 0; i < roots->update_count; i++) {
+        const uint32_t id = roots->updates[i].state;
+        session_state *copy = &session->states[id];
+        if (ml_graph_state(session->graph, id)->kind != ML_STATE_CACHE || --copy->holders > 0)
+            continue;
+        if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
+        session->state_bytes -= copy->bytes;
+        *copy = (session_state){0};
+    }
+}
+
+void program_hold_cache(ml_program *program) {
+    program->holds = true;
+    hold(program->session, &program->plan->roots);
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        hold(program->session, &r->roots);
 }
 
 void program_release_cache(ml_program *program) {
     if (!program->holds) return;
-    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
-        for (int i = 0; i < r->roots.update_count; i++)
-            release(program->session, r->roots.updates[i].state);
     program->holds = false;
+    release(program->session, &program->plan->roots);
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        release(program->session, &r->roots);
 }

@@ -43,6 +43,9 @@ const ml_groups *ml_session_groups(const ml_session *session);
 /* Programs that follow are of groups of `size` ranks; 0: of all ranks. Their microbatches are of
  * steps of `lead` (NULL: their own): roots.mixed of both. */
 ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *lead);
+/* Programs that follow apply sums of gradients of these microbatches, whose plans are there until
+ * it is called again: they write their parameter cache with the parameters. */
+void ml_session_applies(ml_session *session, ml_plan_list microbatches);
 const ml_layout *ml_session_layout(const ml_session *session); /* NULL: one rank */
 /* All ranks at once, between two steps: *stop becomes the largest of all ranks. */
 ml_status ml_session_step(ml_session *session, int64_t *stop);

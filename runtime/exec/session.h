@@ -30,8 +30,9 @@ struct ml_session {
     ml_program *lead;                           /* of the programs that are made next; NULL: none */
     int64_t group_size;                         /* of these; 0: of all ranks */
     const ml_layout *group_layout;              /* theirs; NULL: one rank */
-    bool together; /* programs that are made wait for ml_session_compile */
-    bool without_retry; /* of a program there is no room for one; the user knows */
+    ml_plan_list applied; /* of microbatches whose sums the programs that are made next apply */
+    bool together;        /* programs that are made wait for ml_session_compile */
+    bool without_retry;   /* of a program there is no room for one; the user knows */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;

@@ -150,7 +150,8 @@ static ml_status plan_beside(const request *r, const ml_layout *layout, beside_c
     }
     *p = (planning){{session->graph, r->roots, r->target, layout, r->pipelined ? &cut : NULL,
                      &session->options, find_beside, beside,
-                     session->group_size > 0 ? session->ranks.layout : NULL}};
+                     session->group_size > 0 ? session->ranks.layout : NULL,
+                     r->pipelined ? session->applied : (ml_plan_list){0}}};
     ml_status status = begin_beside(beside);
     if (status == ML_OK) status = ml_protect(plan_body, p);
     ml_arena_free(beside->scratch);
@@ -298,6 +299,10 @@ static void show_kernels(void *context) {
         for (uint32_t i = 0; i < s->steps.count; i++)
             show_chain(s->steps.at[i].kernel, s->target->kind, &seen);
     }
+}
+
+void ml_session_applies(ml_session *session, ml_plan_list microbatches) {
+    session->applied = microbatches;
 }
 
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,

@@ -70,12 +70,22 @@ static ml_ref renew(cache_updates *c, const ml_graph *g, ml_ref n, ml_ref *renew
     return renewed[n] = ml_graph_copy(to, g, n, sources);
 }
 
+static void mark_sources(cache_updates *c, const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    if (node->op == ML_OP_STATE) {
+        const uint32_t state = (uint32_t)ml_graph_args(g, n)[0];
+        c->source[state] = c->source[state] || !c->set[state];
+    }
+    for (int i = 0; i < node->source_count; i++) mark_sources(c, g, ml_graph_source(g, n, i));
+}
+
 void cache_updates_add(cache_updates *c, const ml_graph *g, const ml_update *cached,
                        ml_ref *renewed) {
     const ml_ref n = cached->value;
     const reads all = reads_of(g, n, c->set);
     ml_update update = {.state = cached->state};
-    if (!all.set) return;
+    if (!all.set || c->listed[cached->state]) return;
+    c->listed[cached->state] = true;
     if (!all.kept || !in_pieces(g, n, c->set)) {
         update.value = renew(c, g, n, renewed);
         *ML_PUSH(c->scratch, &c->list) = update;
@@ -89,5 +99,30 @@ void cache_updates_add(cache_updates *c, const ml_graph *g, const ml_update *cac
             *ML_PUSH(c->scratch, &c->list) = update;
         }
         update.start += part_elements(g, n, i);
+    }
+    mark_sources(c, g, n);
+}
+
+/* Whether the states of n that are set have the parts there that their new values are of. */
+static bool fits(const cache_updates *c, const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    const uint32_t state = node->op == ML_OP_STATE ? (uint32_t)ml_graph_args(g, n)[0] : 0;
+    if (node->op == ML_OP_STATE && c->set[state])
+        return ml_type_equal(ml_graph_type(g, n),
+                             ml_graph_type(c->plan->graph, c->new_value[state]));
+    for (int i = 0; i < node->source_count; i++)
+        if (!fits(c, g, ml_graph_source(g, n, i))) return false;
+    return true;
+}
+
+void cache_updates_of(cache_updates *c, const ml_plan *microbatch) {
+    for (const ml_plan *r = microbatch->rebuild; r != NULL; r = r->next) {
+        ml_ref *renewed = ML_NEW_ARRAY(c->scratch, ml_ref, ml_graph_count(r->graph));
+        for (int i = 0; i < r->roots.update_count; i++) {
+            const ml_update *cached = &r->roots.updates[i];
+            if (cache_class_of(r->graph, cached->value, c->set) == CACHE_WRITTEN &&
+                fits(c, r->graph, cached->value))
+                cache_updates_add(c, r->graph, cached, renewed);
+        }
     }
 }

@@ -21,6 +21,8 @@ typedef struct {
     ml_arena *scratch;
     const ml_ref *new_value; /* by state; 0 where the program does not set it */
     const bool *set;         /* by state */
+    bool *listed;            /* by state: its updates are in the list */
+    bool *source;            /* by state: parts beside those that are written are computed of it */
     ML_VEC(ml_update) list;
 } cache_updates;
 
@@ -28,5 +30,7 @@ typedef struct {
  * renewed[]: by node of g, zeros at first. */
 void cache_updates_add(cache_updates *c, const ml_graph *g, const ml_update *cached,
                        ml_ref *renewed);
+/* What such a program writes of the cache of microbatches whose sums it applies. */
+void cache_updates_of(cache_updates *c, const ml_plan *microbatch);
 
 #endif

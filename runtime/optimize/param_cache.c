@@ -4,12 +4,14 @@
  * step to cast them. With it the kernel that computes a parameter's new value writes its cast too;
  * the casts of a merged product are side by side. Of a scaled product
  * (ops/quantize/scale_products.c) the largest element comes from that kernel, which is cached too,
- * and the values of 8 bits from the next. plan->rebuild computes the cache from the parameters
- * before the first run and after another program has set one (exec/param_cache_rebuild.c): what no
- * step sets, such as frozen weights, apart from the rest. Of these the program that sets others
- * writes nothing, also where they lie beside what it writes (cache_updates.c). A
- * program that runs once for each microbatch sets no parameters and has its cache rebuilt once a
- * step; what its layout gathers once a step (ml_mesh_axis.keep) is cached gathered, on a CPU too.
+ * and the values of 8 bits from the next. Of what no step sets, such as frozen weights, it writes
+ * nothing, also where they lie beside what it writes (cache_updates.c). A program that runs once
+ * for each microbatch sets no parameters: the one that applies its sums writes its cache.
+ *
+ * plan->rebuild computes the cache before the first run, and after another program has set a
+ * parameter and not what is cached of it (exec/param_cache_rebuild.c): once a step what the layout
+ * gathers once a step (ml_mesh_axis.keep), which is cached gathered, on a CPU too.
+ *
  * Programs that run often (ml_roots), such as sampling, cache all that they gather, and what is
  * computed of parameters before a cast: the parts in bf16 of a router's weights. Programs that
  * cache the same values share the state. One that merges fewer of them reads parts of what another
@@ -499,14 +501,22 @@ static void find_set(work *w) {
 
 /* The plan sets the copies with the parameters that it sets. */
 static void add_updates(work *w) {
-    ml_roots *r = &w->plan->roots;
-    cache_updates c = {w->plan, w->scratch, w->new_value, w->sets};
+    ml_plan *plan = w->plan;
+    const uint32_t states = ml_graph_state_count(w->g);
+    cache_updates c = {plan, w->scratch, w->new_value, w->sets};
+    c.listed = ML_NEW_ARRAY(w->scratch, bool, states + 1);
+    c.source = ML_NEW_ARRAY(w->scratch, bool, states + 1);
     ml_ref *renewed = ML_NEW_ARRAY(w->scratch, ml_ref, w->count);
     for (int i = 0; i < w->cached_count; i++)
         if (w->cached[i].value < w->count) /* else build_whole: no parameter of it is set */
             cache_updates_add(&c, w->g, &w->cached[i], renewed);
+    for (int i = 0; i < plan->applied.count; i++) cache_updates_of(&c, plan->applied.at[i]);
+    plan->cache_sources = ML_NEW_ARRAY(plan->arena, uint32_t, states + 1);
+    for (uint32_t id = 0; id < states; id++)
+        if (c.source[id]) plan->cache_sources[plan->cache_source_count++] = id;
+    ml_roots *r = &plan->roots;
     ml_update *updates =
-        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + c.list.count);
+        ML_NEW_ARRAY(plan->arena, ml_update, (size_t)r->update_count + c.list.count);
     int count = r->update_count;
     for (int i = 0; i < count; i++) updates[i] = r->updates[i];
     for (uint32_t i = 0; i < c.list.count; i++) updates[count++] = c.list.at[i];
@@ -588,7 +598,7 @@ static void cache_body(void *context) {
     find_casts(&w);
     find_operands(&w);
     add_states(&w);
-    if (w.cached_count == 0) return;
+    if (w.cached_count == 0 && plan->applied.count == 0) return;
     build_rebuilds(&w);
     add_updates(&w);
     call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_cached, &w);

@@ -32,6 +32,11 @@ typedef struct {
 typedef ML_VEC(ml_held_state) ml_held_states;
 
 typedef struct ml_plan ml_plan;
+typedef struct {
+    const ml_plan *const *at;
+    int count;
+} ml_plan_list;
+
 struct ml_plan {
     ml_arena *arena;               /* owns everything below */
     ml_graph *graph;               /* of one rank, after all passes; of a pipeline the global one */
@@ -41,6 +46,8 @@ struct ml_plan {
     const ml_target *target;
     int64_t limit;                     /* bytes that the plan may take; 0: none is known */
     const ml_compile_options *options; /* while it is compiled */
+    ml_plan_list
+        applied; /* while it is compiled: of microbatches whose sums of gradients it applies */
     ml_roots roots;
     const ml_layout *layout;           /* NULL: one rank */
     const ml_layout *update_layout;    /* of the program that applies sums of gradients */
@@ -51,7 +58,8 @@ struct ml_plan {
     int part_count;
     /* Computes the parameter cache (param_cache.c), and its `next` those of it that are stale at
      * other times; each is to be run before this plan where one of the states that it reads, its
-     * cache_sources[], was set since. NULL: no cache; the last. */
+     * cache_sources[], was set since. NULL: no cache; the last. Of a plan that sets parts of cached
+     * parameters these are what the other parts are computed of. */
     ml_plan *rebuild, *next;
     uint32_t *cache_sources;
     int cache_source_count;

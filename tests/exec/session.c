@@ -468,6 +468,71 @@ TEST(exec, casts_of_frozen_weights) {
     world_run(body_frozen_cached_once, "null");
 }
 
+/* A program that halves a weight, after these microbatches. */
+static ml_program *halve_after(world *w, uint32_t weight, const ml_program *microbatch) {
+    const ml_plan *plan = ml_program_plan(microbatch);
+    ml_update halved = {weight,
+                        ml_map2(w->g, ML_OP_MUL, read_of(w, weight), ml_const(w->g, ML_F32, 0.5))};
+    ml_session_applies(w->session, (ml_plan_list){&plan, 1});
+    ml_program *program = program_of(w, NULL, 0, &halved, 1);
+    ml_session_applies(w->session, (ml_plan_list){0});
+    return program;
+}
+
+/* A frozen weight above a trained one, which one product reads: the program that sets the latter
+ * writes its part of the cast. That of the other one may have become stale before. */
+static void body_cache_written(world *w) {
+    enum { IN = 64, OUT = 32, ROWS = 256 };
+    static const float x[ROWS * 2 * IN], weights[IN * OUT];
+    const void *inputs[] = {x};
+    ml_device_ops ops = ml_device_null;
+    ops.run = run_counted;
+    ml_session_device(w->session)->ops = &ops;
+    ml_axis in = ml_axis_named(w->g, "in"), out = ml_axis_named(w->g, "out"),
+            row = ml_axis_named(w->g, "row");
+    ml_type type = {.dtype = ML_F32, .rank = 2, .axis = {in, out}, .size = {IN, OUT}};
+    ml_type line = {.dtype = ML_F32, .rank = 1, .axis = {out}, .size = {OUT}};
+    ml_type left = {.dtype = ML_F32, .rank = 2, .axis = {row, in}, .size = {ROWS, 2 * IN}};
+    uint32_t frozen = add_state(w, "frozen", &type, uniform(w, &type, 1));
+    uint32_t trained = add_state(w, "trained", &type, uniform(w, &type, 2));
+    const ml_state sums = {.name = "sum",
+                           .kind = ML_STATE_GRADIENT,
+                           .type = line,
+                           .gradient_of = trained + 1,
+                           .initial = uniform(w, &line, 3)};
+    uint32_t sum = ml_graph_add_state(w->g, &sums);
+    ml_ref parts[] = {ml_cast(w->g, read_of(w, frozen), ML_BF16),
+                      ml_cast(w->g, read_of(w, trained), ML_BF16)};
+    ml_ref both = ml_concat(w->g, parts, 2, in);
+    ml_ref y =
+        ml_dot(w->g, ml_cast(w->g, add_input(w, "x", &left), ML_BF16), both, &in, 1, ML_BF16);
+    ml_update update = {sum, ml_reduce(w->g, ML_OP_SUM, ml_cast(w->g, y, ML_F32), &row, 1)};
+    ml_roots roots = {.updates = &update, .update_count = 1, .microbatches = 4};
+    ml_program *program;
+    ML_CHECK(ml_program_new(w->session, &roots, &program));
+    ml_program *halve = halve_after(w, trained, program);
+    REQUIRE(program->rebuilds[0] != NULL && program->rebuilds[1] == NULL);
+    CHECK_EQ_INT(halve->plan->roots.update_count, 2);
+    counted[0] = program->rebuilds[0], counted[1] = NULL, counted_runs = 0;
+    for (int step = 0; step < 8; step++) {
+        static const int runs[] = {1, 1, 1, 2, 2, 3, 3, 3}; /* up to the microbatches of a step */
+        ML_CHECK(ml_program_run(program, inputs, NULL));
+        CHECK_EQ_INT(counted_runs, runs[step]);
+        if (step == 2) ML_CHECK(ml_session_write_state(w->session, frozen, weights));
+        ML_CHECK(ml_program_run(halve, NULL, NULL));
+        if (step == 4) ML_CHECK(ml_session_write_state(w->session, trained, weights));
+    }
+    const int64_t bytes = w->session->state_bytes;
+    ml_program_free(program);
+    CHECK_EQ_INT(w->session->state_bytes, bytes); /* held by what writes it */
+    ml_program_free(halve);
+    CHECK(w->session->state_bytes < bytes);
+    ml_session_device(w->session)->ops = &ml_device_null;
+}
+TEST(exec, casts_that_updates_write) {
+    world_run(body_cache_written, "null");
+}
+
 /* Of programs that merge products differently, the first to run in a step computes what all read:
  * also where the program that made the states is freed. */
 static void body_parts_cached_once(world *w) {

@@ -65,6 +65,7 @@ check.raises("stopped", outer, x)
 check.equal(core.tracing(), false, "tracing after an error")
 check.equal(core.module_path(), "", "module path after an error")
 check.raises("stopped", m.compile, function() return outer(x) end)
+check.raises("a program applies the sums of programs, got number", m.compile, function() return x end, {}, { applies = { 3 } })
 check.equal(core.tracing(), false, "tracing after an error in a program")
 outer.alpha = 1
 local mean = outer.last.mean

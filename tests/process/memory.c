@@ -183,6 +183,21 @@ PROCESS_TEST(memory_of_copies) {
     }
 }
 
+/* With accumulation the update writes what microbatches cache; and what these gather of frozen
+ * weights is gathered before the first step alone: no step sends it. */
+PROCESS_TEST(memory_of_cached_parameters_after_microbatches) {
+    const char *small = "layers=1 embed=64 heads=4 kv_heads=2 ffn=128 batch=8 accum=2";
+    process_result update = process_run(room, 0, "MLUA_DUMP=param_cache@update",
+                                        "check \"$ROOT/models/llama.lua\" %s --device h200", small);
+    process_expect(&update, "blocks.1.wq in bf16 = %");
+    process_expect(&update, "blocks.1.down in bf16 = %");
+    process_result sent = process_run(
+        room, 0, "", "check \"$ROOT/models/lora.lua\" %s pretrain=0 --mesh dp=2 --device cpu",
+        small);
+    process_expect(&sent, "all_gather over dp to f32[embed=64, rank=8]");
+    CHECK(strstr(sent.output, "all_gather over dp to f32[embed=64, ffn=128]") == NULL);
+}
+
 /* What runs between steps counts in memory and in what is sent, but is no work of a step. */
 PROCESS_TEST(memory_between_steps) {
     process_write(room, "between.lua",

@@ -234,7 +234,9 @@ static void make_program(lua_State *L, vm_program *p) {
     ml_session *session = vm_of(L)->session;
     vm_start_device(L);
     vm_check(L, ml_session_use_groups(session, p->group, p->lead));
+    ml_session_applies(session, p->applied);
     ml_status status = ml_program_new(session, &p->roots, &p->program);
+    ml_session_applies(session, (ml_plan_list){0});
     vm_check(L, ml_session_use_groups(session, 0, NULL));
     vm_check(L, status);
     check_inputs(L, p);
@@ -248,7 +250,9 @@ static void plan_program(lua_State *L, vm_program *p) {
     if (vm->options->facts) known_write_pending(L);
     known_confine_plan();
     vm_check(L, ml_session_use_groups(vm->session, p->group, NULL));
+    ml_session_applies(vm->session, p->applied);
     explain_plan(L, &p->roots, &p->plan);
+    ml_session_applies(vm->session, (ml_plan_list){0});
     vm_check(L, ml_session_use_groups(vm->session, 0, NULL));
     dry_note_program(L, p->plan);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
@@ -257,9 +261,35 @@ static void plan_program(lua_State *L, vm_program *p) {
     lua_pop(L, 1);
 }
 
+/* Of the programs in the list on top of the stack, which becomes a block of their plans. */
+static ml_plan_list read_applied(lua_State *L) {
+    const int list = lua_gettop(L);
+    const int64_t count = vm_table_length(L, list);
+    const ml_plan **at = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *at, 0);
+    for (int64_t i = 0; i < count; i++) {
+        lua_rawgeti(L, list, i + 1);
+        const vm_program *of = vm_to_program(L, -1);
+        if (!of)
+            vm_fail(L, "applies = {microbatch}", "a program applies the sums of programs, got %s",
+                    luaL_typename(L, -1));
+        at[i] = vm_program_plan(of);
+        lua_pop(L, 1);
+    }
+    lua_replace(L, list);
+    return (ml_plan_list){at, (int)count};
+}
+
+/* The program is at position 2, and its lead may be at 3. */
+static void read_mixed(lua_State *L, vm_program *p) {
+    const vm_program *lead = vm_to_program(L, 3);
+    p->roots.mixed = true;
+    p->lead = lead ? lead->program : NULL;
+    lua_setiuservalue(L, 2, 4); /* its slots are the lead's, which lives as long */
+}
+
 static int core_program(lua_State *L) {
     static const char *const known[] = {"name",  "inputs", "outputs", "updates", "microbatches",
-                                        "often", "group",  "mixed",   NULL};
+                                        "often", "group",  "mixed",   "applies", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -294,12 +324,7 @@ static int core_program(lua_State *L) {
     lua_settop(L, 2);
     if (vm_option(L, 1, "group")) p->group = vm_integer(L, 3, "a program's group");
     lua_settop(L, 2);
-    if (vm_option(L, 1, "mixed")) {
-        const vm_program *lead = vm_to_program(L, 3);
-        p->roots.mixed = true;
-        p->lead = lead ? lead->program : NULL;
-        lua_setiuservalue(L, 2, 4); /* its slots are the lead's, which lives as long */
-    }
+    if (vm_option(L, 1, "mixed")) read_mixed(L, p);
     lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
     lua_settop(L, 2);
@@ -307,11 +332,14 @@ static int core_program(lua_State *L) {
     read_inputs(L, p, 3);
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
+    if (vm_option(L, 1, "applies")) p->applied = read_applied(L); /* on the stack meanwhile */
     if (vm->dry.runs || vm_cannot_run(vm)) {
         plan_program(L, p);
     } else {
         make_program(L, p);
     }
+    p->applied = (ml_plan_list){0};
+    lua_settop(L, 2);
     for (int i = 0; i < vm_program_plan(p)->part_count; i++)
         check_parameters(L, vm_program_plan(p)->parts[i]);
     p->seconds = now() - started;
@@ -594,7 +622,8 @@ static int program_tostring(lua_State *L) {
 static const vm_entry functions[] = {
     {"program", core_program,
      "options: {name: string, inputs: Tensor[], outputs: "
-     "table<string, Tensor>, updates: table, group: integer, mixed: boolean|Program} -> Program",
+     "table<string, Tensor>, updates: table, applies: Program[], group: integer, "
+     "mixed: boolean|Program} -> Program",
      "compile outputs and updates of states into a program"},
     {"together", core_together, "fn: function -> any",
      "call fn(); the kernels of all programs that it makes are compiled at once"},
