@@ -182,3 +182,31 @@ const ml_rates *ml_rates_of(const char *gpu) {
         if (strcmp(known[i].gpu, gpu) == 0) return known[i].rates;
     return NULL;
 }
+
+static double positive(double a) {
+    return a > 0 ? a : 0;
+}
+
+void ml_rates_by_links(ml_rates *rates, const ml_link_times *times) {
+    const double least = 1e-9;
+    double hop = positive(times->few_of_4 - times->few_of_2) / 2;
+    double large = times->many_of_2 - times->few_of_2;
+    rates->hop_seconds = hop;
+    rates->link_seconds = positive(times->few_of_2 - hop);
+    /* Of two ranks each sends as many bytes as the sum has. */
+    rates->link_bytes = times->bytes / (large > least ? large : least);
+    rates->network_seconds = rates->link_seconds; /* all CPU ranks are of one host */
+    rates->network_bytes = rates->link_bytes;
+}
+
+void ml_rates_share(ml_rates *rates, int64_t ranks, int cores) {
+    double *all[] = {&rates->product_flops,   &rates->wide_flops,           &rates->grouped_flops,
+                     &rates->attention_flops, &rates->attention_grad_flops, &rates->memory_bytes,
+                     &rates->cached_bytes,    &rates->simple_flops};
+    double *links[] = {&rates->link_bytes, &rates->network_bytes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] /= (double)ranks;
+    rates->cache_size /= ranks;
+    int64_t alone = cores > 2 ? cores : 2;
+    for (size_t i = 0; i < sizeof links / sizeof *links && ranks > alone; i++)
+        *links[i] *= (double)alone / (double)ranks;
+}

@@ -53,6 +53,16 @@ typedef struct {
     double beside_share, beside_link, rank_spread;
 } ml_rates;
 
+/* Seconds of all-reduces among ranks of a host, of a few bytes and of `bytes`. */
+typedef struct {
+    double few_of_2, few_of_4, many_of_2, bytes;
+} ml_link_times;
+/* The links of CPU ranks, whose messages pass memory. */
+void ml_rates_by_links(ml_rates *rates, const ml_link_times *times);
+/* Of one of `ranks` that share the `cores` of a CPU, of all of which the rates were measured; those
+ * of links were of two ranks, each with a core. */
+void ml_rates_share(ml_rates *rates, int64_t ranks, int cores);
+
 /* Of a known GPU (ml_gpu.key); NULL: it has no table. */
 const ml_rates *ml_rates_of(const char *gpu);
 

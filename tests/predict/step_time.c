@@ -139,3 +139,48 @@ TEST(predict, networks_are_slower_than_links) {
     double mixed = predict_collective(r, &target, &layout, 0, 16, bytes, true);
     CHECK(mixed < outside && mixed > inside);
 }
+
+static void near(double found, double expected) {
+    if (fabs(found / expected - 1) > 1e-9) test_fail("%g in place of %g", found, expected);
+    test_checked();
+}
+
+static double cpu_sum(const ml_rates *r, int ranks, double bytes) {
+    ml_layout layout = {.count = 1};
+    ml_target target = {.kind = ML_TARGET_C};
+    layout.axis[0].size = ranks;
+    double sent = ml_collective_sent(ML_COLLECTIVE_ALL_REDUCE, bytes, ranks);
+    return predict_collective(r, &target, &layout, 0, ranks, sent, true);
+}
+
+/* All-reduces of CPU ranks take what they were measured to take. */
+TEST(predict, cpu_ranks_by_measured_sums) {
+    const double mega = 1 << 20;
+    ml_link_times times = {.few_of_2 = 7e-6, .few_of_4 = 18e-6, .many_of_2 = 207e-6, .bytes = mega};
+    ml_rates r = {.host_ranks = 1 << 20};
+    ml_rates_by_links(&r, &times);
+    near(cpu_sum(&r, 2, 0), 7e-6);
+    near(cpu_sum(&r, 4, 0), 18e-6);
+    near(cpu_sum(&r, 2, mega), 207e-6);
+    near(cpu_sum(&r, 4, mega), 18e-6 + 1.5 * 200e-6);
+    times.few_of_4 = 5e-6; /* by chance */
+    ml_rates_by_links(&r, &times);
+    near(cpu_sum(&r, 2, 0), 7e-6);
+    near(cpu_sum(&r, 4, 0), 7e-6);
+}
+
+/* Ranks divide the cores; their links only where they have no core each. */
+TEST(predict, cpu_ranks_share_cores) {
+    const ml_rates whole = {.wide_flops = 1e12, .memory_bytes = 8e10, .link_bytes = 6e9};
+    ml_rates r = whole;
+    ml_rates_share(&r, 4, 16);
+    near(r.wide_flops, whole.wide_flops / 4);
+    near(r.memory_bytes, whole.memory_bytes / 4);
+    near(r.link_bytes, whole.link_bytes);
+    r = whole;
+    ml_rates_share(&r, 4, 2);
+    near(r.link_bytes, whole.link_bytes / 2);
+    r = whole;
+    ml_rates_share(&r, 2, 1); /* measured so */
+    near(r.link_bytes, whole.link_bytes);
+}

@@ -108,6 +108,11 @@ PROCESS_TEST(check_predicts_by_what_doctor_measured) {
     process_expect(&after, "(by rates measured here on 20");
     CHECK(process_number(after.output, "predicted step  ") > 0);
     CHECK(strstr(after.output, "MFU") == NULL); /* no data sheet says what it should reach */
+    process_result two = process_run(room, 0, "MLUA_CACHE=cache", "%s --json --mesh dp=2", check);
+    const char *rates = strstr(two.output, "\"predicted\":");
+    double link = process_number(rates, "\"link_bytes\":");
+    double memory = process_number(rates, "\"memory_bytes\":"); /* of a rank: half */
+    CHECK(link > 0 && fabs(link / (memory / 2) - 1) > 1e-9);    /* not a quarter of the whole */
     process_result tuned = process_run(
         room, 0, "MLUA_CACHE=cache",
         "tune \"$ROOT/models/gpt.lua\" layers=1 embed=32 heads=2 seq=16 batch=4 --gpus 2 "

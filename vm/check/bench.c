@@ -231,15 +231,23 @@ static void rates_of_gpu(bench *b) {
     for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] *= products;
 }
 
+static void measure_links(bench *b) {
+    enum { FEW = 16, MANY = 1 << 18 };
+    ml_link_times times = {.bytes = 4 * MANY};
+    ML_CHECK(ml_comm_measure_sum(2, FEW, &times.few_of_2));
+    ML_CHECK(ml_comm_measure_sum(4, FEW, &times.few_of_4));
+    ML_CHECK(ml_comm_measure_sum(2, MANY, &times.many_of_2));
+    ml_rates_by_links(&b->rates, &times);
+}
+
 static void rates_of_cpu(bench *b) {
     measure_simple(b);
     measure_attention(b);
+    measure_links(b);
     ml_rates *r = &b->rates;
     r->product_flops = r->wide_flops = r->grouped_flops = b->found.gemm_flops;
     r->copy_bytes = b->found.copy_bytes;
     r->scan_share = 0.25;
-    r->link_bytes = r->network_bytes = r->memory_bytes / 4; /* written and read by each side */
-    r->link_seconds = r->network_seconds = 100e-6;          /* assumed: a process is woken */
     r->host_ranks = 1 << 20;
 }
 
@@ -362,7 +370,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 }
 
 /* ---- What was measured before ---- */
-static const uint64_t MAGIC = 0x34686365626d6c; /* "lmbech4" */
+static const uint64_t MAGIC = 0x35686365626d6c; /* "lmbech5" */
 
 /* The model and what else decides its speed; what is free of its memory today does not. */
 static ml_status entry_key(const char *name, int ordinal, uint64_t key[2]) {
@@ -424,12 +432,4 @@ bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE
     *rates = entry.rates;
     memcpy(date, entry.date, ML_BENCH_DATE);
     return true;
-}
-
-void ml_bench_share(ml_rates *rates, int64_t ranks) {
-    double *all[] = {&rates->product_flops,   &rates->wide_flops,           &rates->grouped_flops,
-                     &rates->attention_flops, &rates->attention_grad_flops, &rates->memory_bytes,
-                     &rates->cached_bytes,    &rates->simple_flops};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] /= (double)ranks;
-    rates->cache_size /= ranks;
 }

@@ -18,8 +18,6 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes);
  * false: none are kept. */
 enum { ML_BENCH_DATE = 16 };
 bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]);
-/* Of one of `ranks` that share the processors of a CPU. */
-void ml_bench_share(ml_rates *rates, int64_t ranks);
 ml_dtype ml_bench_dtype(const char *device); /* of the products */
 
 #endif

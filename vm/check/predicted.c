@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "runtime/base/pool.h"
 #include "vm/check/bench.h"
 #include "vm/cli/gpus.h"
 
@@ -18,7 +19,7 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
     bool here = cpu || (gpu_is_present() && (!name || strcmp(name, "cuda") == 0));
     const ml_rates *table = gpu ? ml_rates_of(gpu->key) : NULL;
     if (here && ml_bench_rates(cpu ? "cpu" : "cuda", &p->rates, date)) {
-        if (cpu) ml_bench_share(&p->rates, ranks);
+        if (cpu) ml_rates_share(&p->rates, ranks, ml_cpu_count());
         p->source = vm_intern(L, lua_pushfstring(L, "by rates measured here on %s", date));
         lua_pop(L, 1);
         return p->known = true;
