@@ -23,6 +23,16 @@ local function check_outputs(fn, outputs, updates)
   end
 end
 
+-- By what m.compile returned of a function that returns one tensor, the program itself.
+local program_of = setmetatable({}, { __mode = "k" })
+
+local function programs_of(list)
+  if type(list) ~= "table" then return list end
+  local programs = {}
+  for i, program in ipairs(list) do programs[i] = program_of[program] or program end
+  return programs
+end
+
 ---Trace `fn(inputs)` once and compile it. `inputs` lists each input's axes and dtype:
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32, which products round to the compute dtype unless
 ---the spec says dtype="f32"). fn gets a table of tensors
@@ -106,11 +116,12 @@ function m.compile(fn, inputs, options)
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {
     name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
-    microbatches = options.microbatches, often = options.often, applies = options.applies, group = options.group, mixed = options.mixed,
+    microbatches = options.microbatches, often = options.often, applies = programs_of(options.applies), group = options.group,
+    mixed = program_of[options.mixed] or options.mixed,
   }
   if not single then return program end
   local methods = {}
-  return setmetatable({ program = program }, {
+  local made = setmetatable({ program = program }, {
     __tostring = function() return tostring(program) end,
     __call = function(_, feed) return program(feed or {}).result end,
     __index = function(_, key)
@@ -120,4 +131,6 @@ function m.compile(fn, inputs, options)
       return methods[key]
     end,
   })
+  program_of[made] = program
+  return made
 end

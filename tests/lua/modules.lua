@@ -65,7 +65,12 @@ check.raises("stopped", outer, x)
 check.equal(core.tracing(), false, "tracing after an error")
 check.equal(core.module_path(), "", "module path after an error")
 check.raises("stopped", m.compile, function() return outer(x) end)
-check.raises("a program applies the sums of programs, got number", m.compile, function() return x end, {}, { applies = { 3 } })
+local function applying(programs) return m.compile(function() return x end, {}, { applies = programs }) end
+local single, several = m.compile(function() return x end), m.compile(function() return { x = x } end)
+applying { single, several } -- also one of a function that returns one tensor
+for _, wrong in ipairs { { 3 }, 3, "ab", true, several } do check.raises("a program applies the sums of a list of programs, got", applying, wrong) end
+single:discard()
+check.raises("the program was discarded", applying, { single })
 check.equal(core.tracing(), false, "tracing after an error in a program")
 outer.alpha = 1
 local mean = outer.last.mean

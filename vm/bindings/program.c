@@ -261,18 +261,23 @@ static void plan_program(lua_State *L, vm_program *p) {
     lua_pop(L, 1);
 }
 
+static void refuse_applied(lua_State *L, int index) {
+    vm_fail(L, "applies = {microbatch}", "a program applies the sums of a list of programs, got %s",
+            luaL_typename(L, index));
+}
+
 /* Of the programs in the list on top of the stack, which becomes a block of their plans. */
 static ml_plan_list read_applied(lua_State *L) {
     const int list = lua_gettop(L);
+    if (!lua_istable(L, list)) refuse_applied(L, list);
     const int64_t count = vm_table_length(L, list);
     const ml_plan **at = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *at, 0);
     for (int64_t i = 0; i < count; i++) {
         lua_rawgeti(L, list, i + 1);
         const vm_program *of = vm_to_program(L, -1);
-        if (!of)
-            vm_fail(L, "applies = {microbatch}", "a program applies the sums of programs, got %s",
-                    luaL_typename(L, -1));
+        if (!of) refuse_applied(L, -1);
         at[i] = vm_program_plan(of);
+        if (!at[i]) vm_fail(L, NULL, "the program was discarded");
         lua_pop(L, 1);
     }
     lua_replace(L, list);
