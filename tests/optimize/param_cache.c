@@ -157,3 +157,82 @@ static void within(fixture *f) {
 TEST(plan, parts_of_a_program_s_own_cache) {
     for (uint64_t seed = 1; seed <= 20; seed++) fixture_run(within, seed);
 }
+
+/* Halves the weights whose bits are in `mask`, and writes what the microbatch caches of them. */
+static ml_plan *plan_halves(const layer *l, unsigned mask, const ml_plan *microbatch) {
+    ml_graph *g = l->f->g;
+    ml_update updates[WEIGHTS];
+    ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+    ml_cut cut = {0};
+    ml_plan *plan;
+    ml_roots roots = {.updates = updates};
+    for (int i = 0; i < WEIGHTS; i++) {
+        const ml_ref half = ml_map2(g, ML_OP_MUL, l->weights[i], ml_const(g, ML_F32, 0.5));
+        if (mask >> i & 1)
+            updates[roots.update_count++] =
+                (ml_update){(uint32_t)ml_graph_args(g, l->weights[i])[0], half};
+    }
+    ml_compile(&(ml_compile_input){g, &roots, &target, NULL, &cut, .applied = {&microbatch, 1}},
+               &plan);
+    return plan;
+}
+
+/* The state's value after the plan has run, where it was `old`; the elements that are written. */
+static int64_t write_parts(const layer *l, const ml_plan *plan, uint32_t state, double *old) {
+    int64_t written = 0;
+    for (int i = 0; i < plan->roots.update_count; i++) {
+        const ml_update *update = &plan->roots.updates[i];
+        double *part;
+        if (update->state != state) continue;
+        const int64_t count = ml_type_elements(ml_graph_type(plan->graph, update->value));
+        ml_reference(plan->graph, (const double *const *)l->f->states, NULL, &update->value, 1,
+                     &part, false, l->f->arena);
+        for (int64_t k = 0; k < count; k++) old[update->start + k] = part[k];
+        written += count;
+    }
+    return written;
+}
+
+/* What is written is what a rebuild would compute of the halved weights. */
+static int64_t check_written(const layer *l, unsigned mask, const ml_plan *microbatch) {
+    fixture *f = l->f;
+    const ml_plan *rebuild = microbatch->rebuild;
+    const ml_update *cached = &rebuild->roots.updates[0];
+    const int64_t count = ml_type_elements(ml_graph_type(rebuild->graph, cached->value));
+    const double *halved[SUPPORT_INPUTS];
+    double *value, *expected;
+    ml_plan *update = plan_halves(l, mask, microbatch);
+    for (int i = 0; i < f->state_count; i++) halved[i] = f->states[i];
+    for (int i = 0; i < WEIGHTS; i++)
+        if (mask >> i & 1)
+            halved[ml_graph_args(f->g, l->weights[i])[0]] = fixture_value(
+                f, f->g, ml_map2(f->g, ML_OP_MUL, l->weights[i], ml_const(f->g, ML_F32, 0.5)));
+    ml_reference(rebuild->graph, (const double *const *)f->states, NULL, &cached->value, 1, &value,
+                 false, f->arena);
+    ml_reference(rebuild->graph, halved, NULL, &cached->value, 1, &expected, false, f->arena);
+    const int64_t written = write_parts(l, update, cached->state, value);
+    for (int64_t k = 0; k < count && written > 0; k++) CHECK_NEAR(value[k], expected[k], 0);
+    ml_plan_free(update);
+    return written;
+}
+
+/* Of merged weights the program that sets some writes those alone where each is one piece of
+ * memory, and otherwise nothing. */
+static void written(fixture *f) {
+    enum { ALL = (1 << WEIGHTS) - 1, UNIT = 16 }; /* parts of whole 256 bytes */
+    const layer l = draw_layer(f, UNIT, ML_F32);
+    const bool pieces = ml_graph_type(f->g, l.weights[0])->axis[0] != l.axis;
+    ml_plan *microbatch = plan_of(&l, WEIGHTS, NULL);
+    REQUIRE(microbatch->rebuild->roots.update_count == 1);
+    for (unsigned mask = 1; mask <= ALL; mask++) {
+        int64_t elements = 0;
+        for (int i = 0; i < WEIGHTS; i++)
+            if (mask >> i & 1 && (pieces || mask == ALL))
+                elements += ml_type_elements(ml_graph_type(f->g, l.weights[i]));
+        CHECK_EQ_INT(check_written(&l, mask, microbatch), elements);
+    }
+    ml_plan_free(microbatch);
+}
+TEST(plan, written_parts_of_cached_weights) {
+    for (uint64_t seed = 1; seed <= 6; seed++) fixture_run(written, seed);
+}
