@@ -234,6 +234,10 @@ PROCESS_TEST(context_in_the_order_of_ranks) {
                                       "seq=2048 accum=8 --mesh cp=2 --layout cp=dynamic");
     process_expect(&plan, "seq=1152, heads=4, head_dim=4] = attention ");
     process_expect(&plan, " placed key_ranks=2 ");
+    process_result ranks =
+        process_run(room, 0, "MLUA_DUMP=trade_once",
+                    "check --device cpu $ROOT/tests/lua/dist_context_ranked.lua");
+    process_expect(&ranks, " placed key_ranks=2 ");
 }
 
 /* One rank compiles the kernels of all programs, and the others wait for it longer than for a sign
