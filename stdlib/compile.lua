@@ -44,15 +44,16 @@ end
 ---times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows;
 ---`applies`: the programs of microbatches whose sums of gradients it applies to the parameters, with which it then writes what these
 ---programs cache of them;
+---`plan_only`: it is planned, which program:cost() takes, and not made: it takes no memory, and no check reports it;
 ---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own;
 ---`mixed`: true, or a program made with it: under pipeline stages the microbatches of a step may be of any of these programs, which
 ---differ in sizes alone, and their number is what program:microbatches(count) says, up to `microbatches`.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], group: integer, mixed: boolean|Program}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], plan_only: boolean, group: integer, mixed: boolean|Program}
 ---@return Program
 function m.compile(fn, inputs, options)
-  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "applies", "group", "mixed" })
+  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "applies", "plan_only", "group", "mixed" })
   if type(fn) ~= "function" then
     core.fail("m.compile takes a function, got " .. m.shown(fn), {
       help = m.is_module(fn) and "m.compile(function(inputs) return model(inputs.tokens) end, {tokens = {A.batch, A.seq, dtype=\"i32\"}})",
@@ -116,8 +117,8 @@ function m.compile(fn, inputs, options)
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {
     name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
-    microbatches = options.microbatches, often = options.often, applies = programs_of(options.applies), group = options.group,
-    mixed = program_of[options.mixed] or options.mixed,
+    microbatches = options.microbatches, often = options.often, applies = programs_of(options.applies), plan_only = options.plan_only,
+    group = options.group, mixed = program_of[options.mixed] or options.mixed,
   }
   if not single then return program end
   local methods = {}

@@ -101,7 +101,8 @@ end
 
 ---Choose how long rows are: as those whose longest row of the largest groups fits in memory and takes the least predicted time a token,
 ---attention apart. With pipeline slots they stay a quarter longer: fewer rows would leave more of the pipeline idle.
----@param make fun(row: table): Program tries a row; raises where it does not fit
+---The rows are planned and not made: a run then has the memory, and chooses as a check does.
+---@param make fun(row: table): Program
 function dynamic.choose(o, make)
   local d, least, best = o.dynamic, nil, ROOM
   if d.chosen or d.slots > 0 then return end
@@ -109,13 +110,10 @@ function dynamic.choose(o, make)
     set_rows(d, room)
     local rows = dynamic.rows(o)
     local row = rows[#rows]
-    local made, program = pcall(make, row)
-    if made then
-      local seconds, attention, fits = program:cost()
-      program:discard()
-      local cost = (seconds - attention) / row.tokens
-      if fits and (not least or cost < least) then least, best = cost, room end
-    end
+    row.o.plan_only = true
+    local seconds, attention, fits = make(row):cost()
+    local cost = (seconds - attention) / row.tokens
+    if fits and (not least or cost < least) then least, best = cost, room end
   end
   set_rows(d, best)
   d.chosen = true

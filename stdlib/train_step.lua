@@ -228,7 +228,7 @@ local function accumulate(o, shape, name, lead)
     o.results = results
   end, token_inputs(shape, { step = { dtype = "i64" }, micro = not o.dynamic and { dtype = "i64" } or nil, first = { dtype = "bool" } }), {
     name = name, training = true, microbatches = o.dynamic and (o.dynamic.most_slots or 2) or o.accum, group = shape.group,
-    mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil,
+    mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil, plan_only = shape.plan_only,
   })
   local function compile_finish(programs) return m.compile(function(feeds)
     local gradients = {}

@@ -137,6 +137,7 @@ static void plan_body(void *context) {
     ml_compile(&p->input, &p->plan);
     const ml_beside beside = find_beside(p->input.beside_context, p->plan);
     p->needed = p->plan->peak_bytes + beside.bytes + beside.later;
+    p->plan->needed_bytes = p->needed;
 }
 
 /* On one rank of several, the plan of its pipeline stages. */
@@ -305,13 +306,20 @@ void ml_session_applies(ml_session *session, ml_plan_list microbatches) {
     session->applied = microbatches;
 }
 
-ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
-                          const ml_plans *others, ml_plan **plan) {
+ml_status ml_session_plan_alone(ml_session *session, const ml_roots *roots, const ml_target *target,
+                                const ml_plans *others, ml_plan **plan) {
     const request r = {session, roots, target, others, true};
     beside_call beside = {session, others};
     planning p;
     ml_status status = plan_beside(&r, session_program_layout(session), &beside, &p);
     *plan = p.plan;
+    return status;
+}
+
+ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                          const ml_plans *others, ml_plan **plan) {
+    const request r = {session, roots, target, others, true};
+    ml_status status = ml_session_plan_alone(session, roots, target, others, plan);
     if (status == ML_OK) status = check_retry(&r, plan);
     if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;

@@ -77,6 +77,7 @@ struct ml_plan {
     /* Of microbatches: what the program that sets the parameters, which is made later, will need of
      * states beside these and of the arena. */
     int64_t update_states, update_arena;
+    int64_t needed_bytes;  /* of the rank: with what was beside the plan and what is made later */
     int64_t update_inputs; /* of these states, room for inputs of programs of other groups */
     /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
      * bytes that are copied each way, what that adds to computation by the planner's machine, and

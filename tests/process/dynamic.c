@@ -188,6 +188,24 @@ PROCESS_TEST(dynamic_context_rows_by_memory) {
     CHECK(least >= 1280 && least < 2048);
 }
 
+/* Rows that are compared and not taken leave nothing behind: a run takes the memory that a check
+ * plans, and --explain shows the programs that are made. */
+PROCESS_TEST(dynamic_context_of_rows_that_are_not_taken) {
+    static const char script[] = "--device cpu $ROOT/tests/lua/lib/drawn_documents.lua seq=256 "
+                                 "accum=4 --mesh cp=2 --layout cp=dynamic --memory 0.7MiB";
+    write_documents(room, 5);
+    process_result check = process_run(room, 0, "", "check --json %s", script);
+    process_expect(&check, "in rows of up to 320");
+    const double plan = process_number(check.output, "\"peak_bytes\":");
+    process_run(room, 0, "", "run --quiet -n 2 --out run %s steps=1", script);
+    process_result line = process_shell(room, 0, "grep memory_gib run/metrics.jsonl | tail -n 1");
+    const double used = process_number(line.output, "\"memory_gib\":") * (1 << 30);
+    EXPECT(used >= 0.99 * plan && used <= plan, "%.0f bytes used of %.0f planned", used, plan);
+    process_result explained = process_run(room, 0, "", "check --explain %s", script);
+    process_expect(&explained, "program \"microbatch of 1 x 320\"");
+    CHECK(strstr(explained.output, "program \"microbatch of 1 x 512\"") == NULL);
+}
+
 /* Of a budget they leave to the update what its layout needs, where ranks split the moments, and no
  * more: 143.7 MiB of 1.16 GiB are for plans. */
 PROCESS_TEST(dynamic_context_fills_its_budget) {

@@ -29,13 +29,11 @@ static double now(void) {
 }
 
 static vm_program *check_program(lua_State *L) {
-    vm_program *p = luaL_checkudata(L, 1, vm_program_class);
-    if (!p->program && !p->plan) vm_fail(L, NULL, "the program was discarded");
-    return p;
+    return luaL_checkudata(L, 1, vm_program_class);
 }
 
 static int program_gc(lua_State *L) {
-    vm_program *p = luaL_checkudata(L, 1, vm_program_class);
+    vm_program *p = check_program(L);
     ml_program_free(p->program);
     ml_plan_free(p->plan);
     ml_free(p->roots.outputs);
@@ -45,24 +43,6 @@ static int program_gc(lua_State *L) {
     if (p->arena) ml_arena_free(p->arena);
     *p = (vm_program){0};
     return 0;
-}
-
-/* The list of programs that a check reports has it no longer. */
-static int program_discard(lua_State *L) {
-    luaL_checkudata(L, 1, vm_program_class);
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
-    const lua_Integer count = (lua_Integer)lua_rawlen(L, -1);
-    lua_Integer at = 0;
-    for (lua_Integer i = 1; i <= count; i++) {
-        lua_rawgeti(L, -1, i);
-        if (lua_rawequal(L, -1, 1)) at = i;
-        lua_pop(L, 1);
-    }
-    for (; at > 0 && at <= count; at++) {
-        lua_rawgeti(L, -1, at + 1);
-        lua_rawseti(L, -2, at);
-    }
-    return program_gc(L);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -261,6 +241,17 @@ static void plan_program(lua_State *L, vm_program *p) {
     lua_pop(L, 1);
 }
 
+/* To compare programs before one of them is made: it takes no memory, and no check reports it. */
+static void plan_alone(lua_State *L, vm_program *p) {
+    ml_session *session = vm_of(L)->session;
+    known_confine_plan();
+    vm_check(L, ml_session_use_groups(session, p->group, NULL));
+    ml_session_applies(session, p->applied);
+    explain_plan_alone(L, &p->roots, &p->plan);
+    ml_session_applies(session, (ml_plan_list){0});
+    vm_check(L, ml_session_use_groups(session, 0, NULL));
+}
+
 static void refuse_applied(lua_State *L, int index) {
     vm_fail(L, "applies = {microbatch}", "a program applies the sums of a list of programs, got %s",
             luaL_typename(L, index));
@@ -277,7 +268,6 @@ static ml_plan_list read_applied(lua_State *L) {
         const vm_program *of = vm_to_program(L, -1);
         if (!of) refuse_applied(L, -1);
         at[i] = vm_program_plan(of);
-        if (!at[i]) vm_fail(L, NULL, "the program was discarded");
         lua_pop(L, 1);
     }
     lua_replace(L, list);
@@ -292,9 +282,22 @@ static void read_mixed(lua_State *L, vm_program *p) {
     lua_setiuservalue(L, 2, 4); /* its slots are the lead's, which lives as long */
 }
 
+/* The options are at position 1. */
+static void plan_or_make(lua_State *L, vm_program *p) {
+    const ml_vm *vm = vm_of(L);
+    if (vm_option(L, 1, "plan_only") && lua_toboolean(L, -1)) {
+        plan_alone(L, p);
+    } else if (vm->dry.runs || vm_cannot_run(vm)) {
+        plan_program(L, p);
+    } else {
+        make_program(L, p);
+    }
+}
+
 static int core_program(lua_State *L) {
-    static const char *const known[] = {"name",  "inputs", "outputs", "updates", "microbatches",
-                                        "often", "group",  "mixed",   "applies", NULL};
+    static const char *const known[] = {"name",         "inputs",    "outputs", "updates",
+                                        "microbatches", "often",     "group",   "mixed",
+                                        "applies",      "plan_only", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -338,11 +341,7 @@ static int core_program(lua_State *L) {
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
     if (vm_option(L, 1, "applies")) p->applied = read_applied(L); /* on the stack meanwhile */
-    if (vm->dry.runs || vm_cannot_run(vm)) {
-        plan_program(L, p);
-    } else {
-        make_program(L, p);
-    }
+    plan_or_make(L, p);
     p->applied = (ml_plan_list){0};
     lua_settop(L, 2);
     for (int i = 0; i < vm_program_plan(p)->part_count; i++)
@@ -571,12 +570,12 @@ static int program_cost(lua_State *L) {
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     vm_protect(L, predict_cost, &call);
     const ml_plan *plan = call.plan;
-    const int64_t limit = plan->target->memory_bytes;
+    const int64_t limit = plan->target->memory_bytes, needed = plan->needed_bytes;
     double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    lua_pushboolean(L, limit <= 0 || plan->peak_bytes + plan->update_states <= limit);
+    lua_pushboolean(L, limit <= 0 || needed <= limit);
     return 3;
 }
 
@@ -628,7 +627,7 @@ static const vm_entry functions[] = {
     {"program", core_program,
      "options: {name: string, inputs: Tensor[], outputs: "
      "table<string, Tensor>, updates: table, applies: Program[], group: integer, "
-     "mixed: boolean|Program} -> Program",
+     "mixed: boolean|Program, plan_only: boolean} -> Program",
      "compile outputs and updates of states into a program"},
     {"together", core_together, "fn: function -> any",
      "call fn(); the kernels of all programs that it makes are compiled at once"},
@@ -646,8 +645,6 @@ static const vm_entry methods[] = {
      "seconds of a run, or of a microbatch on the slowest pipeline rank, and those of its "
      "attention, by the table of an H100 or of `gpu`, and whether it fits in memory: to compare "
      "programs"},
-    {"discard", program_discard, "",
-     "free it: it cannot run any more, and a check does not report it"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},

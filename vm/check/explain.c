@@ -74,6 +74,16 @@ static ml_status plan_now(lua_State *L, const ml_roots *roots, ml_plan **plan) {
     return status;
 }
 
+void explain_plan_alone(lua_State *L, const ml_roots *roots, ml_plan **plan) {
+    ml_vm *vm = vm_of(L);
+    const ml_plans others = push_plans(L);
+    const bool runs = !vm->dry.runs && !vm_cannot_run(vm);
+    ml_status status =
+        ml_session_plan_alone(vm->session, roots, vm_target(L), runs ? NULL : &others, plan);
+    lua_pop(L, 1);
+    vm_check(L, status);
+}
+
 void explain_plan(lua_State *L, const ml_roots *roots, ml_plan **plan) {
     ml_vm *vm = vm_of(L);
     if (!vm->options->explain) {

@@ -6,5 +6,7 @@
 
 /* Plan the program as ml_session_plan does, and print how, where the command line asks for it. */
 void explain_plan(lua_State *L, const ml_roots *roots, ml_plan **plan);
+/* Plan a program that is not made, silently. */
+void explain_plan_alone(lua_State *L, const ml_roots *roots, ml_plan **plan);
 
 #endif
