@@ -133,6 +133,7 @@ ml_beside ml_plan_beside(const ml_plan *plan, const ml_rank_programs *programs) 
     for (int i = 0; i < ML_MEMORY_KINDS; i++) beside.bytes += beside.kind_bytes[i];
     beside.arena = others_arena(plan, programs);
     beside.reserved = others_reserve(plan, programs, all.inputs - own.inputs);
-    beside.later = plan->update_states + larger(0, plan->update_arena - all.arena);
+    beside.later =
+        plan->update_states + beside.reserved + larger(0, plan->update_arena - all.arena);
     return beside;
 }

@@ -26,7 +26,8 @@ typedef struct {
 
 typedef struct {
     int64_t bytes, kind_bytes[ML_MEMORY_KINDS]; /* of all; by kind */
-    int64_t later; /* that the program which sets the parameters will add, after microbatches */
+    int64_t later; /* that the program which sets the parameters will add, after microbatches, and
+                      what is `reserved` */
     int64_t arena; /* of the arena that all share, what the others need */
     int64_t reserved; /* beyond what the plan reserves for that program, what others of the same
                          microbatches do; less inputs of theirs that both count */

@@ -206,6 +206,25 @@ PROCESS_TEST(dynamic_context_of_rows_that_are_not_taken) {
     CHECK(strstr(explained.output, "program \"microbatch of 1 x 512\"") == NULL);
 }
 
+/* A check says of all programs whether steps are done again, as a run finds it; the inputs of those
+ * that are made count once. */
+PROCESS_TEST(dynamic_context_repeats_steps_where_a_check_says_so) {
+    static const char script[] = "--device cpu $ROOT/tests/lua/lib/drawn_documents.lua experts=4 "
+                                 "steps=1 accum=4 --mesh ep=2,cp=2 --layout cp=dynamic,exchange=1";
+    static const char absent[] = "no memory is left for steps that are done again";
+    write_documents(room, 7);
+    for (int i = 0; i < 2; i++) {
+        const char *budget = i ? "0.5MiB" : "0.45MiB";
+        process_result check =
+            process_run(room, 0, "", "check --json %s --memory %s", script, budget);
+        process_expect(&check, i ? "\"repeats_steps\":true" : "\"repeats_steps\":false");
+        process_result run = process_run(room, PROCESS_ANY_CODE, "",
+                                         "run --quiet -n 4 %s --memory %s 2>&1", script, budget);
+        CHECK((strstr(run.output, absent) == NULL) == i);
+        CHECK(!i || run.code == 0);
+    }
+}
+
 /* Of a budget they leave to the update what its layout needs, where ranks split the moments, and no
  * more: 143.7 MiB of 1.16 GiB are for plans. */
 PROCESS_TEST(dynamic_context_fills_its_budget) {

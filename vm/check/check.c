@@ -49,7 +49,7 @@ typedef struct {
     vm_traffic between;    /* once each of these */
     const char *groups;    /* of cp = "dynamic", in words; NULL: none */
     bool fits;
-    int repeats; /* steps that overflow: 1 are done again; -1 no memory for that; 0 none may */
+    int repeats; /* runs that overflow: 1 are done again; -1 no memory for all; 0 none may */
 } report;
 
 /* ---- Numbers for people ---------------------------------------------------------------------- */
@@ -290,12 +290,12 @@ static void read_programs(lua_State *L, report *r, double accum) {
         const vm_program *program = program_at(L, i);
         const ml_plan *plan = vm_program_plan(program);
         r->plan_seconds += program->seconds;
+        if (plan->may_overflow && r->repeats >= 0) r->repeats = retry_of(program) ? 1 : -1;
         if (i > r->step_programs) {
             list_kernels(plan, list, &key_count);
             traffic_add(&r->between, plan, 1);
             continue;
         }
-        if (plan->may_overflow && r->repeats >= 0) r->repeats = retry_of(program) ? 1 : -1;
         r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
         if (i == 1) r->pipeline = plan->pipeline;
