@@ -8,10 +8,17 @@ local packed_rows = {}
 local STEPS = 4 -- that are drawn, or the first ones of them
 local MOST, MOST_PLACED = 1 << 19, 1 << 21 -- tokens that are read for it; of a step whose documents are placed
 
+-- Data that cannot be read, or packed, are the training's to refuse: here they are not at hand. An interrupt is no such error.
+local function try(fn, ...)
+  local ok, result = pcall(fn, ...)
+  if not ok and (type(result) ~= "table" or result.interrupted) then error(result, 0) end
+  return ok, result
+end
+
 local function open(o)
   if type(o.data) == "userdata" then return o.data end
   if not o.data then return nil end
-  local ok, corpus = pcall(core.corpus, o.data, { tokenizer = o.tokenizer, made = true })
+  local ok, corpus = try(core.corpus, o.data, { tokenizer = o.tokenizer, made = true })
   return ok and corpus or nil
 end
 
@@ -23,7 +30,7 @@ end
 -- Rows of `step`, each step of which has as many as the hosts; false where these data cannot be packed.
 local function fill(o, corpus, to, step)
   local share = 1 - (o.eval_every and not o.eval_data and o.eval_share or 0)
-  return pcall(corpus.fill, corpus, to.tokens, to.targets, step, {
+  return try(corpus.fill, corpus, to.tokens, to.targets, step, {
     seed = o.seed, to = share, skip = o.skip or 0, documents = to.documents, positions = to.positions,
   })
 end

@@ -351,6 +351,7 @@ ml_status program_build(ml_session *session, const ml_roots *roots, const ml_lay
     if (status == ML_OK && roots->often) status = keep_less(made, roots, layout, pipelined);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = retry_plan(made, roots);
+    if (status == ML_OK && made->retry != NULL) status = program_agree(made); /* a smaller plan */
     if (status == ML_OK) status = program_load(made);
     if (status != ML_OK) {
         ml_program_free(made);

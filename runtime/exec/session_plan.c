@@ -313,14 +313,16 @@ ml_status ml_session_plan_alone(ml_session *session, const ml_roots *roots, cons
     planning p;
     ml_status status = plan_beside(&r, session_program_layout(session), &beside, &p);
     *plan = p.plan;
+    if (status == ML_OK) status = check_retry(&r, plan);
+    if (status == ML_OK) return ML_OK;
+    ml_plan_free(*plan);
+    *plan = NULL;
     return status;
 }
 
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           const ml_plans *others, ml_plan **plan) {
-    const request r = {session, roots, target, others, true};
     ml_status status = ml_session_plan_alone(session, roots, target, others, plan);
-    if (status == ML_OK) status = check_retry(&r, plan);
     if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;
     ml_plan_free(*plan);

@@ -575,7 +575,8 @@ static int program_cost(lua_State *L) {
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    lua_pushboolean(L, limit <= 0 || needed <= limit);
+    const bool repeats = !plan->may_overflow || plan->retry != NULL;
+    lua_pushboolean(L, (limit <= 0 || needed <= limit) && repeats);
     return 3;
 }
 
@@ -643,7 +644,8 @@ static const vm_entry methods[] = {
     {"plan", program_plan, "-> Plan", "what was planned"},
     {"cost", program_cost, "gpu?: string -> number, number, boolean",
      "seconds of a run, or of a microbatch on the slowest pipeline rank, and those of its "
-     "attention, by the table of an H100 or of `gpu`, and whether it fits in memory: to compare "
+     "attention, by the table of an H100 or of `gpu`, and whether it fits in memory with what does "
+     "its steps again: to compare "
      "programs"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
