@@ -130,7 +130,8 @@ static void print_online_get(const cuda_schedule *s) {
                 shared_text(s, largest), shared_text(s, sum));
 }
 
-/* The results of one phase of teams of several warps, which meet once for all of them. */
+/* The results of one phase of teams of several warps, which meet once for all of them but argmax.
+ */
 static void print_team_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     int largest = s->online_sum >= 0 ? cuda_online_largest(s) : -1;
@@ -138,6 +139,7 @@ static void print_team_results(const cuda_schedule *s, int phase) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
             if (!ml_inst_reduces_row(inst) || e->phase[i] != phase || i == largest) continue;
+            if (inst->op == ML_OP_ARGMAX) continue;
             int pair = cuda_pair_of(s, i);
             if (pair >= 0 && pair < i) continue;
             (get ? print_team_get : print_team_put)(s, i, pair);
@@ -148,9 +150,23 @@ static void print_team_results(const cuda_schedule *s, int phase) {
     }
 }
 
+/* Each by itself; of argmax alone, where the others have been printed. */
+static void print_results_apart(const cuda_schedule *s, int phase, bool argmax_alone) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
+        if (argmax_alone && inst->op != ML_OP_ARGMAX) continue;
+        const char *result = cuda_reduction_text(s, i, s->team);
+        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
+                    result);
+    }
+}
+
 void cuda_print_row_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     bool any = false, argmax = false;
+    const bool online = s->online_sum >= 0 && e->phase[cuda_online_largest(s)] == phase;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
         if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
@@ -158,15 +174,12 @@ void cuda_print_row_results(const cuda_schedule *s, int phase) {
         cuda_print_total(s, i);
         argmax = argmax || inst->op == ML_OP_ARGMAX;
     }
-    if (any && !argmax && (cuda_predicates_rows(s) || s->team > CUDA_WARP)) {
+    if (any && online && argmax) {
+        print_team_results(s, phase);
+        print_results_apart(s, phase, true);
+    } else if (any && !argmax && (cuda_predicates_rows(s) || s->team > CUDA_WARP)) {
         (cuda_predicates_rows(s) ? print_predicated_results : print_team_results)(s, phase);
-        return;
-    }
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
-        const char *result = cuda_reduction_text(s, i, s->team);
-        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
-                    result);
+    } else {
+        print_results_apart(s, phase, false);
     }
 }

@@ -275,6 +275,19 @@ static void loss_and_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_store(k, twice, map2(k, ML_OP_ADD, value, value));
 }
 
+/* The same, and the class of each row's largest element. */
+static void loss_and_class(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    loss(k, rows, columns, dtype);
+    int class = ir_operand(k, ML_I32, (int64_t[]){1, 0}, true);
+    int value = 0; /* as it was loaded for the largest one */
+    while (k->inst[value].kind != ML_INST_LOAD || k->inst[value].operand != 0) value++;
+    k->phase = 0;
+    int best = ir_reduce(k, ML_OP_ARGMAX, ML_SCOPE_ROW, value, 0);
+    k->phase = 2;
+    k->level = ML_LEVEL_ROW;
+    ir_store(k, class, best);
+}
+
 /* A row with an element that is no number, one of nothing but -infinity, rows that masks of -1e30,
  * -1e9 and -5e7 hide, and one with an infinity: of bf16 the latter's gradient may be no number in
  * more elements than that one. */
@@ -496,6 +509,8 @@ static const kernel_case cases[] = {
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
     {"loss beside other rows", loss_beside, 5, 90112, ML_BF16, 8e-3},
     {"loss and its rows", loss_and_rows, 5, 90112, ML_BF16, 8e-3},
+    {"loss and class", loss_and_class, 5, 90112, ML_BF16, 8e-3},
+    {"loss and class, longer rows than a block holds", loss_and_class, 5, 128256, ML_BF16, 8e-3},
     {"largest as f64", wide_largest, 5, 1024, ML_BF16, 0},
     {"largest as f64, long rows", wide_largest, 5, 9000, ML_BF16, 0},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
