@@ -275,12 +275,15 @@ static void loss_and_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_store(k, twice, map2(k, ML_OP_ADD, value, value));
 }
 
-/* The same, and the class of each row's largest element. */
+/* The same by the approximate exponential, as of bf16, and the class of each row's largest element:
+ * on a GPU one pass finds the sum and the largest. */
 static void loss_and_class(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     loss(k, rows, columns, dtype);
     int class = ir_operand(k, ML_I32, (int64_t[]){1, 0}, true);
     int value = 0; /* as it was loaded for the largest one */
     while (k->inst[value].kind != ML_INST_LOAD || k->inst[value].operand != 0) value++;
+    for (int i = 0; i < k->ir.inst_count; i++)
+        if (k->inst[i].kind == ML_INST_MAP && k->inst[i].op == ML_OP_EXP) k->inst[i].quick = true;
     k->phase = 0;
     int best = ir_reduce(k, ML_OP_ARGMAX, ML_SCOPE_ROW, value, 0);
     k->phase = 2;
