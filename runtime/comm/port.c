@@ -46,13 +46,31 @@ static bool has_open(const char *process, const char *socket) {
     return found;
 }
 
+/* When it started, in ticks of the system; 0: not known. */
+static unsigned long long start_of(const char *process) {
+    char path[320], line[1024];
+    unsigned long long ticks = 0;
+    snprintf(path, sizeof path, "/proc/%s/stat", process);
+    FILE *file = fopen(path, "re");
+    const char *after = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    enum { FIELDS = 20 }; /* behind the name, which may have spaces */
+    for (int i = 0; after && i < FIELDS; i++) after = strchr(after + 1, ' ');
+    if (after) ticks = strtoull(after, NULL, 10);
+    if (file) fclose(file);
+    return ticks;
+}
+
+/* Of the processes that have it open the first one: others have inherited it. */
 static bool name_process(const char *socket, char *text, size_t size) {
     DIR *dir = opendir("/proc");
+    unsigned long long first = 0;
     bool found = false;
     struct dirent *entry;
-    for (int i = 0; dir && !found && i < MOST_PROCESSES && (entry = readdir(dir)); i++) {
+    for (int i = 0; dir && i < MOST_PROCESSES && (entry = readdir(dir)); i++) {
         if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
         if (!has_open(entry->d_name, socket)) continue;
+        const unsigned long long start = start_of(entry->d_name);
+        if (found && start >= first) continue;
         char path[320], name[64] = "a program";
         snprintf(path, sizeof path, "/proc/%s/comm", entry->d_name);
         FILE *file = fopen(path, "re");
@@ -60,6 +78,7 @@ static bool name_process(const char *socket, char *text, size_t size) {
         if (file) fclose(file);
         snprintf(text, size, "%s (pid %.16s)", name, entry->d_name);
         found = true;
+        first = start;
     }
     if (dir) closedir(dir);
     return found;
