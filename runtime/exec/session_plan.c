@@ -200,25 +200,14 @@ static ml_status plan_retry(const request *r, const ml_plan *plan, ml_plan *part
     return status;
 }
 
-/* What a program with this plan needs without a retry. */
-static ml_status find_needed(const request *r, ml_plan *plan, int64_t *needed) {
-    beside_call beside = {.session = r->session, .others = r->others, .replaced = plan};
-    find_call find = {&beside, plan};
-    ml_status status = begin_beside(&beside);
-    if (status == ML_OK) status = ml_protect(find_body, &find);
-    ml_arena_free(beside.scratch);
-    *needed = plan->peak_bytes + find.beside.bytes + find.beside.later;
-    return status;
-}
-
 enum { SMALLER = 4 };
 
 /* A plan with a retry beside it; NULL in *retry where none is found. `plan` is the one in the
  * budget, which stays its caller's. Where no retry fits beside it, smaller ones are tried. */
 static ml_status plan_both(const request *r, ml_plan *plan, ml_plan **both, ml_plan **retry) {
     const int64_t limit = r->target->memory_bytes;
-    planning smaller = {.plan = plan}, other = {{0}};
-    ml_status status = find_needed(r, plan, &smaller.needed);
+    planning smaller = {.plan = plan, .needed = plan->needed_bytes}, other = {{0}};
+    ml_status status = ML_OK;
     for (int i = 0; status == ML_OK; i++) {
         status = plan_retry(r, plan, smaller.plan, &other);
         const int64_t over = other.needed - limit;
