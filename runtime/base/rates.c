@@ -188,13 +188,13 @@ static double positive(double a) {
 }
 
 void ml_rates_by_links(ml_rates *rates, const ml_link_times *times) {
-    const double least = 1e-9;
+    const double least = 1e-9, others = times->ranks - 1;
     double hop = positive(times->few_of_4 - times->few_of_2) / 2;
-    double large = times->many_of_2 - times->few_of_2;
     rates->hop_seconds = hop;
     rates->link_seconds = positive(times->few_of_2 - hop);
-    /* Of two ranks each sends as many bytes as the sum has. */
-    rates->link_bytes = times->bytes / (large > least ? large : least);
+    double seconds = times->many - rates->link_seconds - hop * others;
+    double sent = 2 * others / times->ranks * times->bytes; /* by each rank */
+    rates->link_bytes = sent / (seconds > least ? seconds : least);
     rates->network_seconds = rates->link_seconds; /* all CPU ranks are of one host */
     rates->network_bytes = rates->link_bytes;
 }

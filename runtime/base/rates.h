@@ -20,6 +20,9 @@ typedef struct {
     int units;
     double scaled_speed;  /* products of 8-bit floats, over those of 2 bytes; 0: none are served */
     double wide_flops;    /* products in f32 */
+    /* A product whose smallest side has so many elements takes twice its FLOPs' time, one of ten
+     * times as many 1.1 times. 0: of no account (tiles and waves say it). */
+    double product_side;
     double grouped_flops; /* products by groups of rows (experts) */
     /* Attention by the FLOPs of ml_flops. Heads of 128 are bounded by products, narrow ones by the
      * exponentials: query-key pairs a second. A causal mask computes its diagonal's tiles of so
@@ -53,14 +56,15 @@ typedef struct {
     double beside_share, beside_link, rank_spread;
 } ml_rates;
 
-/* Seconds of all-reduces among ranks of a host, of a few bytes and of `bytes`. */
+/* Seconds of all-reduces among ranks of a host: of a few bytes; of `bytes` among `ranks`. */
 typedef struct {
-    double few_of_2, few_of_4, many_of_2, bytes;
+    double few_of_2, few_of_4, many, bytes;
+    int ranks;
 } ml_link_times;
 /* The links of CPU ranks, whose messages pass memory. */
 void ml_rates_by_links(ml_rates *rates, const ml_link_times *times);
 /* Of one of `ranks` that share the `cores` of a CPU, of all of which the rates were measured; those
- * of links were of two ranks, each with a core. */
+ * of links were of ranks with a core each. */
 void ml_rates_share(ml_rates *rates, int64_t ranks, int cores);
 
 /* Of a known GPU (ml_gpu.key); NULL: it has no table. */

@@ -49,13 +49,17 @@ static double waves_seconds(const ml_rates *rates, double m, double n, double k,
     return best;
 }
 
+static double smallest(double m, double n, double k) {
+    return fmin(fmin(m, n), k);
+}
+
 static double gemm_seconds(const ml_rates *rates, const ml_gemm *g) {
     double batch = (double)(g->batch[0] * g->batch[1] * g->batch[2]);
     double m = (double)g->m, n = (double)g->n, k = (double)g->k;
     bool wide = ml_dtypes[g->a_dtype].bytes > 2;
     double speed = g->scaled && rates->scaled_speed > 0 ? rates->scaled_speed : 1;
     double seconds = 2 * m * n * k * batch / (wide ? rates->wide_flops : rates->product_flops);
-    seconds /= speed;
+    seconds *= (1 + rates->product_side / smallest(m, n, k)) / speed;
     if (wide || rates->units == 0) return seconds;
     double result = m * n * batch * (double)ml_dtypes[g->c_dtype].bytes * (g->accumulate ? 2 : 1);
     seconds = most(seconds, waves_seconds(rates, m, n, k, batch) / speed);

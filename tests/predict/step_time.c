@@ -156,13 +156,18 @@ static double cpu_sum(const ml_rates *r, int ranks, double bytes) {
 /* All-reduces of CPU ranks take what they were measured to take. */
 TEST(predict, cpu_ranks_by_measured_sums) {
     const double mega = 1 << 20;
-    ml_link_times times = {.few_of_2 = 7e-6, .few_of_4 = 18e-6, .many_of_2 = 207e-6, .bytes = mega};
+    ml_link_times times = {
+        .few_of_2 = 7e-6, .few_of_4 = 18e-6, .many = 207e-6, .bytes = mega, .ranks = 2};
     ml_rates r = {.host_ranks = 1 << 20};
     ml_rates_by_links(&r, &times);
     near(cpu_sum(&r, 2, 0), 7e-6);
     near(cpu_sum(&r, 4, 0), 18e-6);
     near(cpu_sum(&r, 2, mega), 207e-6);
     near(cpu_sum(&r, 4, mega), 18e-6 + 1.5 * 200e-6);
+    times.ranks = 8, times.many = 400e-6; /* they share the memory */
+    ml_rates_by_links(&r, &times);
+    near(cpu_sum(&r, 8, mega), 400e-6);
+    near(cpu_sum(&r, 8, 0), 7e-6 + 6 * 5.5e-6);
     times.few_of_4 = 5e-6; /* by chance */
     ml_rates_by_links(&r, &times);
     near(cpu_sum(&r, 2, 0), 7e-6);
