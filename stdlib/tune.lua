@@ -185,13 +185,20 @@ local function median(list)
   return list[(#list + 1) // 2]
 end
 
--- What --results holds, by command: {command =, tokens_per_s =} or {command =, reason =}, an object a line.
+-- What --results holds, by command: {command =, tokens_per_s =} or {command =, reason =}, an object a line; of several
+-- measurements their median.
 local function read_results()
-  local known, file = {}, options.results and io.open(options.results)
+  local known, rates, file = {}, {}, options.results and io.open(options.results)
   if not file then return known end
   for line in file:lines() do
     local result = core.json(line)
-    if result and result.command then known[result.command] = result end
+    if result and result.command then
+      local name = result.command
+      known[name] = result
+      rates[name] = rates[name] or {}
+      rates[name][#rates[name] + 1] = result.tokens_per_s
+      if #rates[name] > 0 then known[name] = { command = name, tokens_per_s = median(rates[name]) } end
+    end
   end
   file:close()
   return known

@@ -6,13 +6,14 @@
 
 `list` plans every layout (`mlua tune --every`) and writes at most 24 of those that fit: of each mesh with its options the number of
 microbatches that is predicted to be fastest, then the others by predicted time. `run` adds a line to FILE after each layout (the form of
-`mlua tune --results`). `show` prints predicted and measured tokens/s, what `mlua tune` chooses, and what `mlua tune --measure` would
-choose by the measurements of FILE.
+`mlua tune --results`), of all layouts in turn as often as --rounds says. `show` prints predicted and measured tokens/s (medians of the
+rounds, and the spread of a layout's rounds), what `mlua tune` chooses, and what `mlua tune --measure` would choose by the measurements of
+FILE. Experts that exchange tokens are to be measured once their router is even: before, steps are done again (--steps 60 --last 12).
 """
 import argparse, json, os, re, shlex, signal, statistics, subprocess, sys, time
 
 MOST = 24
-STEPS, LAST = 7, 4  # of a run; of which the median counts
+STEPS, LAST = 7, 4  # of a run; the median of the last ones counts
 
 
 def tune(a, words, *more):
@@ -40,13 +41,18 @@ def make_list(a):
 
 
 def results_of(path):
+    """By command, its results in their order."""
     known = {}
     if os.path.exists(path):
         for line in open(path):
             if line.endswith("}\n"):  # a run that was cut may have left a part of one
                 result = json.loads(line)
-                known[result["command"]] = result
+                known.setdefault(result["command"], []).append(result)
     return known
+
+
+def rates_of(results):
+    return [r["tokens_per_s"] for r in results if "tokens_per_s" in r]
 
 
 def run_one(a, command, limit):
@@ -67,15 +73,16 @@ def run_one(a, command, limit):
     seconds = time.time() - begin
     if code or len(rates) < a.steps:
         return {"command": command, "reason": (errors.splitlines() or [f"it ended with {code}"])[0], "seconds": round(seconds, 1)}
-    return {"command": command, "tokens_per_s": statistics.median(rates[-LAST:]), "rates": [round(r) for r in rates],
+    return {"command": command, "tokens_per_s": statistics.median(rates[-a.last:]), "rates": [round(r) for r in rates],
             "first": round(first, 1), "seconds": round(seconds, 1)}
 
 
 def run(a):
     until = time.time() + a.seconds
-    for path in a.lists:
-        for layout in json.load(open(path))["layouts"]:
-            if layout["command"] in results_of(a.results):
+    layouts = [layout for path in a.lists for layout in json.load(open(path))["layouts"]]
+    for round in range(a.rounds):
+        for layout in layouts:
+            if len(results_of(a.results).get(layout["command"], [])) > round:
                 continue
             if until - time.time() < a.limit:  # a run that is cut says nothing of its layout
                 return print("out of time")
@@ -93,25 +100,31 @@ def short(command):
     return " ".join([value("--mesh"), re.sub("preset=megatron,|,zero=true$", "", value("--layout")), *micro])
 
 
+def table(rows):
+    """Of (layout, rates): the fastest median, and the errors of the predictions."""
+    print("| layout | predicted tokens/s | measured | predicted / measured | of the best | spread |\n| --- | --- | --- | --- | --- | --- |")
+    best, errors = max(statistics.median(rates) for _, rates in rows), []
+    for l, rates in sorted(rows, key=lambda row: -statistics.median(row[1])):
+        rate = statistics.median(rates)
+        errors.append(l["tokens_per_s"] / rate - 1)
+        print(f"| {short(l['command'])} | {l['tokens_per_s']:,.0f} | {rate:,.0f} | {1 + errors[-1]:.3f} | {rate / best:.3f} | "
+              f"{100 * (max(rates) / min(rates) - 1):.1f} % |")
+    errors.sort(key=abs)
+    print(f"\nfurthest {100 * errors[-1]:.1f} %, median {100 * abs(errors[len(errors) // 2]):.1f} %")
+    return best
+
+
 def show(a):
-    known = results_of(a.results)
+    known = {command: rates_of(results) for command, results in results_of(a.results).items()}
     for path in a.lists:
         planned = json.load(open(path))
-        rows = [(l, known[l["command"]]) for l in planned["layouts"] if "tokens_per_s" in known.get(l["command"], {})]
-        print(f"\n{' '.join(planned['words'])}: {planned['fitting']} layouts fit, {len(planned['layouts'])} listed, {len(rows)} measured\n")
-        print("| layout | predicted tokens/s | measured | predicted / measured | of the best |\n| --- | --- | --- | --- | --- |")
-        best = max(r["tokens_per_s"] for _, r in rows)
         now = {l["command"]: l for l in tune(a, planned["words"], "--every")["best"]} if a.again else {}
-        errors = []
-        for l, r in sorted(rows, key=lambda row: -row[1]["tokens_per_s"]):
-            l = now.get(l["command"], l)
-            errors.append(l["tokens_per_s"] / r["tokens_per_s"] - 1)
-            print(f"| {short(l['command'])} | {l['tokens_per_s']:,.0f} | {r['tokens_per_s']:,.0f} | {1 + errors[-1]:.3f} | {r['tokens_per_s'] / best:.3f} |")
-        errors.sort(key=abs)
-        print(f"\nfurthest {100 * errors[-1]:.1f} %, median {100 * abs(errors[len(errors) // 2]):.1f} %")
+        rows = [(now.get(l["command"], l), known[l["command"]]) for l in planned["layouts"] if known.get(l["command"])]
+        print(f"\n{' '.join(planned['words'])}: {planned['fitting']} layouts fit, {len(planned['layouts'])} listed, {len(rows)} measured\n")
+        best = table(rows)
         for name, more in (("tune", []), ("tune --measure", ["--measure", "--results", a.results])):
             command = tune(a, planned["words"], *more)["best"][0]["command"]
-            got = known.get(command, {}).get("tokens_per_s")
+            got = statistics.median(known[command]) if known.get(command) else None
             print(f"{name}: {short(command)}" + (f", {got / best:.3f} of the best" if got else ", not measured"))
 
 
@@ -124,6 +137,8 @@ def main():
     a.add_argument("--seconds", type=float, default=1e9, help="none begins that may end later; a later call makes those that are left")
     a.add_argument("--limit", type=float, default=40, help="seconds of one run")
     a.add_argument("--steps", type=int, default=STEPS)
+    a.add_argument("--last", type=int, default=LAST, help="of these steps the median counts")
+    a.add_argument("--rounds", type=int, default=1, help="run: how often each layout is measured")
     a.add_argument("--again", action="store_true", help="show: by today's predictions, not those of LIST")
     before, words = sys.argv[1:], []
     if "--" in before:
