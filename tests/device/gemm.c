@@ -7,35 +7,7 @@
 #include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/cpu/cpu_kernel.h"
 #include "runtime/graph/convert.h"
-#include "tests/ops/support.h"
-
-typedef struct {
-    uint64_t random;
-    ml_arena *arena;
-    ml_pool *pool;
-} world;
-
-static int64_t pick(world *w, int64_t low, int64_t high) {
-    return test_range(&w->random, low, high);
-}
-
-/* Memory for the batch of one operand, filled with small integers (or NaN). */
-static void *fill(world *w, ml_dtype dtype, int64_t count, bool spoilt) {
-    void *memory = ml_arena_alloc(w->arena, (size_t)(count * ml_dtypes[dtype].bytes));
-    for (int64_t i = 0; i < count; i++) {
-        ops_store(dtype, memory, i, spoilt ? NAN : (double)pick(w, -8, 8));
-    }
-    return memory;
-}
-
-/* Strides of a matrix in either order, with some padding; the value is the size of its memory. */
-static int64_t layout(world *w, int64_t rows, int64_t cols, int64_t *row, int64_t *col) {
-    int64_t pad = pick(w, 0, 4);
-    bool by_rows = pick(w, 0, 1);
-    *row = by_rows ? cols + pad : 1;
-    *col = by_rows ? 1 : rows + pad;
-    return (rows + pad) * (cols + pad) + 1;
-}
+#include "tests/device/products.h"
 
 static void batch_strides(const ml_gemm *g, int64_t each, int64_t *stride) {
     for (int d = ML_GEMM_BATCHES - 1; d >= 0; d--) {
@@ -101,8 +73,7 @@ static void check_gemm(world *w) {
     void *c = fill(w, g.c_dtype, count, !g.accumulate);
     void *before = ml_arena_copy(w->arena, c, (size_t)(count * ml_dtypes[g.c_dtype].bytes));
     int threads = ml_pool_threads(w->pool), wrong = 0;
-    char *scratch = ml_arena_alloc(w->arena, (size_t)cpu_gemm_scratch(&g, threads) + 64);
-    scratch = (char *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+    char *scratch = scratch_of(w, cpu_gemm_scratch(&g, threads));
     CHECK_STATUS(cpu_gemm_run(&g, a, b, c, NULL, scratch, w->pool), ML_OK);
     for (int64_t item = 0; item < items; item++) {
         int64_t z = item % g.batch[2], y = item / g.batch[2] % g.batch[1];
@@ -152,8 +123,7 @@ static void check_threads(world *w) {
     float *c[4];
     for (int i = 0; i < 4; i++) {
         ml_pool *pool = ml_pool_new(counts[i]);
-        char *scratch = ml_arena_alloc(w->arena, (size_t)cpu_gemm_scratch(&g, counts[i]) + 64);
-        scratch = (char *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+        char *scratch = scratch_of(w, cpu_gemm_scratch(&g, counts[i]));
         c[i] = fill(w, ML_F32, count, true);
         CHECK_STATUS(cpu_gemm_run(&g, a, b, c[i], NULL, scratch, pool), ML_OK);
         ml_pool_free(pool);
@@ -180,8 +150,7 @@ static void check_kernel(world *w, ml_dtype dtype) {
     call.a = fill(w, dtype, layout(w, m, k, &call.a_row, &call.a_col), false);
     call.b = fill(w, dtype, layout(w, k, n, &call.b_row, &call.b_col), false);
     call.c = fill(w, dtype, m * call.c_row, !call.accumulate);
-    char *packing = ml_arena_alloc(w->arena, (size_t)cpu_kernel_packing(dtype, n, k) + 64);
-    call.packing = (char *)(((uintptr_t)packing + 63) & ~(uintptr_t)63);
+    call.packing = scratch_of(w, cpu_kernel_packing(dtype, n, k));
     void *before =
         ml_arena_copy(w->arena, call.c, (size_t)(m * call.c_row * ml_dtypes[dtype].bytes));
     cpu_kernel_product(&call);
@@ -234,8 +203,7 @@ static void check_few(world *w, ml_dtype dtype) {
     call.a_row = few.a_row, call.a_col = few.a_col, call.b_row = b_row, call.b_col = b_col;
     call.c_row = few.c_row;
     call.c = ml_arena_copy(w->arena, few.c, (size_t)(m * few.c_row) * sizeof(float));
-    char *packing = ml_arena_alloc(w->arena, (size_t)cpu_kernel_packing(ML_F32, n, k) + 64);
-    call.packing = (char *)(((uintptr_t)packing + 63) & ~(uintptr_t)63);
+    call.packing = scratch_of(w, cpu_kernel_packing(ML_F32, n, k));
     cpu_kernel_product(&call);
     int64_t cut = pick(w, 0, n), wrong = 0;
     cpu_few_product(&few, cut, n);

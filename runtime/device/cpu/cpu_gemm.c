@@ -47,16 +47,13 @@ static bool blas_takes(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return by_rows || by_cols;
 }
 
-static int64_t aligned(int64_t bytes) {
-    return (bytes + 63) & ~(int64_t)63;
-}
-
 /* In halves, up to MOST_BLOCKS: two blocks may have sides of 32, more of 128, 256 and then 512, so
- * that packing the operands again for each block does not show. */
+ * that packing the operands again for each block does not show. A job of `products` as large as
+ * this one has that many blocks before any is cut. */
 enum { MOST_BLOCKS = 64 };
-static void cut_blocks(gemm_cut *cut) {
+static void cut_blocks(gemm_cut *cut, int64_t products) {
     if (2.0 * (double)cut->m * (double)cut->n * (double)cut->k < 2e5) return;
-    for (int64_t blocks = 1; blocks < MOST_BLOCKS; blocks *= 2) {
+    for (int64_t blocks = products; blocks < MOST_BLOCKS; blocks *= 2) {
         int64_t rows = cut->m / cut->blocks_m, cols = cut->n / cut->blocks_n;
         int64_t least = blocks < 2 ? 32 : blocks < 4 ? 128 : blocks < 8 ? 256 : 512;
         if ((rows >= cols ? rows : cols) / 2 < least) return;
@@ -87,27 +84,33 @@ static void choose_few(const ml_gemm *g, gemm_cut *cut) {
     }
 }
 
-static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
-    gemm_cut cut = {.m = g->m, .n = g->n, .k = g->k};
+/* Without any scratch memory but for packing, either way round: product() may transpose. */
+static gemm_cut cut_plain(const ml_gemm *g) {
+    gemm_cut cut = {.m = g->m, .n = g->n, .k = g->k, .blocks_m = 1, .blocks_n = 1};
     cut.batches = g->batch[0] * g->batch[1] * g->batch[2];
     bool wide = g->a_dtype == ML_F64 || g->b_dtype == ML_F64 || g->c_dtype == ML_F64;
     cut.compute = wide ? ML_F64 : ML_F32;
     cut.convert_a = g->a_dtype != cut.compute || !blas_takes(g->m, g->k, g->a_row, g->a_col);
     cut.convert_b = g->b_dtype != cut.compute || !blas_takes(g->k, g->n, g->b_row, g->b_col);
     cut.convert_c = g->c_dtype != cut.compute || !blas_takes(g->m, g->n, g->c_row, g->c_col);
-    choose_few(g, &cut);
-    int64_t size = ml_dtypes[cut.compute].bytes;
-    cut.b_at = cut.convert_a ? aligned(g->m * g->k * size) : 0;
-    cut.c_at = cut.b_at + (cut.convert_b ? aligned(g->k * g->n * size) : 0);
-    cut.bytes = cut.c_at + (cut.convert_c ? aligned(g->m * g->n * size) : 0);
-    cut.by_batch = !cut.few && (threads == 1 || cut.batches >= 2 * threads);
-    cut.blocks_m = cut.blocks_n = 1;
-    cut_blocks(&cut);
-    if (!cut.few && cpu_blas_find() == NULL) { /* either way round: product() may transpose */
+    if (cpu_blas_find() == NULL) {
         int64_t plain = cpu_kernel_packing(cut.compute, g->n, g->k);
         int64_t turned = cpu_kernel_packing(cut.compute, g->m, g->k);
         cut.packing = plain > turned ? plain : turned;
     }
+    return cut;
+}
+
+static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
+    gemm_cut cut = cut_plain(g);
+    choose_few(g, &cut);
+    if (cut.few) cut.packing = 0;
+    int64_t size = ml_dtypes[cut.compute].bytes;
+    cut.b_at = cut.convert_a ? cpu_aligned(g->m * g->k * size) : 0;
+    cut.c_at = cut.b_at + (cut.convert_b ? cpu_aligned(g->k * g->n * size) : 0);
+    cut.bytes = cut.c_at + (cut.convert_c ? cpu_aligned(g->m * g->n * size) : 0);
+    cut.by_batch = !cut.few && (threads == 1 || cut.batches >= 2 * threads);
+    cut_blocks(&cut, 1);
     return cut;
 }
 
@@ -271,18 +274,21 @@ static void add_bias(const gemm_run *run, matrix c, int64_t col) {
     }
 }
 
+static cpu_gemm_block block_at(const gemm_cut *cut, int64_t unit) {
+    int64_t i = unit / cut->blocks_n, j = unit % cut->blocks_n;
+    int64_t row = border(cut->m, i, cut->blocks_m), col = border(cut->n, j, cut->blocks_n);
+    return (cpu_gemm_block){row, border(cut->m, i + 1, cut->blocks_m) - row, col,
+                            border(cut->n, j + 1, cut->blocks_n) - col};
+}
+
 static void compute_blocks(void *context, int64_t begin, int64_t end, int thread) {
     const gemm_run *run = context;
-    const gemm_cut *cut = &run->cut;
     for (int64_t unit = begin; unit < end; unit++) {
-        int64_t i = unit / cut->blocks_n, j = unit % cut->blocks_n;
-        int64_t row = border(cut->m, i, cut->blocks_m), col = border(cut->n, j, cut->blocks_n);
-        int64_t rows = border(cut->m, i + 1, cut->blocks_m) - row;
-        int64_t cols = border(cut->n, j + 1, cut->blocks_n) - col;
-        matrix c = part(run->ready_c, row, rows, col, cols);
-        product(run, part(run->ready_a, row, rows, 0, cut->k),
-                part(run->ready_b, 0, cut->k, col, cols), c, thread);
-        if (run->bias != NULL) add_bias(run, c, col);
+        const cpu_gemm_block at = block_at(&run->cut, unit);
+        matrix c = part(run->ready_c, at.row, at.rows, at.col, at.cols);
+        product(run, part(run->ready_a, at.row, at.rows, 0, run->cut.k),
+                part(run->ready_b, 0, run->cut.k, at.col, at.cols), c, thread);
+        if (run->bias != NULL) add_bias(run, c, at.col);
     }
 }
 
@@ -309,6 +315,10 @@ static cpu_few_call few_call(const gemm_run *run) {
 
 enum { FEW_UNIT = 32 }; /* columns: two cache lines */
 
+static int64_t few_units(const gemm_run *run) {
+    return ((run->cut.few == FEW_COLS ? run->cut.m : run->cut.n) + FEW_UNIT - 1) / FEW_UNIT;
+}
+
 static void compute_few(void *context, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const gemm_run *run = context;
@@ -328,12 +338,31 @@ static void compute_few(void *context, int64_t begin, int64_t end, int thread) {
 static ml_status run_few(gemm_run *run, ml_pool *pool) {
     enum { LEAST_BYTES = 1 << 15, PIECE = 1 << 10 };
     const cpu_few_call call = few_call(run);
-    const int64_t units = (call.n + FEW_UNIT - 1) / FEW_UNIT, threads = ml_pool_threads(pool);
+    const int64_t units = few_units(run), threads = ml_pool_threads(pool);
     int64_t parts = call.n * ml_dtypes[call.b_dtype].bytes / PIECE;
     if (parts > 4 * threads) parts = 4 * threads;
     if (parts < threads) parts = threads;
     if (call.n * call.k * ml_dtypes[call.b_dtype].bytes < LEAST_BYTES) parts = 1;
     return ml_pool_run(pool, units, parts, compute_few, run);
+}
+
+/* Those of a batch item, as they are; where they begin is counted in elements. */
+static void set_operands(gemm_run *run, int64_t a, int64_t b, int64_t c) {
+    const ml_gemm *g = run->gemm;
+    run->ready_a = (matrix){(char *)run->a + a * ml_dtypes[g->a_dtype].bytes,
+                            g->m,
+                            g->k,
+                            g->a_row,
+                            g->a_col,
+                            g->a_dtype};
+    run->ready_b = (matrix){(char *)run->b + b * ml_dtypes[g->b_dtype].bytes,
+                            g->k,
+                            g->n,
+                            g->b_row,
+                            g->b_col,
+                            g->b_dtype};
+    run->ready_c = (matrix){
+        run->c + c * ml_dtypes[g->c_dtype].bytes, g->m, g->n, g->c_row, g->c_col, g->c_dtype};
 }
 
 /* One item of the batch; `pool` is NULL inside of a job, which is thread `thread` then. */
@@ -350,21 +379,8 @@ static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_poo
     for (int d = 0; d < ML_GEMM_BATCHES; d++) {
         a += at[d] * g->a_batch[d], b += at[d] * g->b_batch[d], c += at[d] * g->c_batch[d];
     }
-    matrix whole_a = {(char *)run->a + a * ml_dtypes[g->a_dtype].bytes,
-                      g->m,
-                      g->k,
-                      g->a_row,
-                      g->a_col,
-                      g->a_dtype};
-    matrix whole_b = {(char *)run->b + b * ml_dtypes[g->b_dtype].bytes,
-                      g->k,
-                      g->n,
-                      g->b_row,
-                      g->b_col,
-                      g->b_dtype};
-    matrix whole_c = {
-        run->c + c * ml_dtypes[g->c_dtype].bytes, g->m, g->n, g->c_row, g->c_col, g->c_dtype};
-    run->ready_a = whole_a, run->ready_b = whole_b, run->ready_c = whole_c;
+    set_operands(run, a, b, c);
+    const matrix whole_a = run->ready_a, whole_b = run->ready_b, whole_c = run->ready_c;
     ml_status status = ML_OK;
     if (cut->convert_a) {
         run->ready_a = scratch_like(whole_a, scratch, cut->compute);
@@ -397,6 +413,50 @@ static void compute_items(void *context, int64_t begin, int64_t end, int thread)
         ML_CHECK(compute_item(&run, item, scratch, NULL, thread));
 }
 
+/* ---- blocks as units of a job of several products ---- */
+static bool converts(const gemm_cut *cut) {
+    return cut->convert_a || cut->convert_b || cut->convert_c;
+}
+
+static bool too_large(const ml_gemm *g) {
+    return g->m > INT32_MAX || g->n > INT32_MAX || g->k > INT32_MAX;
+}
+
+bool cpu_gemm_direct(const ml_gemm *gemm) {
+    gemm_cut cut = cut_plain(gemm);
+    return !converts(&cut) && !too_large(gemm);
+}
+
+int64_t cpu_gemm_blocks(const ml_gemm *gemm, int64_t products) {
+    gemm_cut cut = cut_plain(gemm);
+    cut_blocks(&cut, products);
+    return cut.blocks_m * cut.blocks_n;
+}
+
+cpu_gemm_block cpu_gemm_block_at(const ml_gemm *gemm, int64_t products, int64_t i) {
+    gemm_cut cut = cut_plain(gemm);
+    cut_blocks(&cut, products);
+    return block_at(&cut, i);
+}
+
+int64_t cpu_gemm_packing(const ml_gemm *gemm) {
+    return cut_plain(gemm).packing;
+}
+
+void cpu_gemm_compute(const ml_gemm *gemm, const void *a, const void *b, void *c, void *packing) {
+    const gemm_cut plain = cut_plain(gemm);
+    gemm_run run = {.gemm = gemm, .cut = plain, .a = a, .b = b, .c = c, .packing = packing};
+    run.blas = cpu_blas_find();
+    set_operands(&run, 0, 0, 0);
+    choose_few(gemm, &run.cut);
+    if (run.cut.few && !converts(&run.cut)) {
+        compute_few(&run, 0, few_units(&run), 0);
+        return;
+    }
+    run.cut = plain;
+    compute_blocks(&run, 0, 1, 0);
+}
+
 ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
                        void *scratch, ml_pool *pool) {
     int threads = ml_pool_threads(pool);
@@ -405,7 +465,7 @@ ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *
     run.scratch = scratch;
     run.packing = run.scratch + (run.cut.by_batch ? run.cut.bytes * threads : run.cut.bytes);
     run.blas = cpu_blas_find();
-    if (gemm->m > INT32_MAX || gemm->n > INT32_MAX || gemm->k > INT32_MAX) {
+    if (too_large(gemm)) {
         return ml_fail(ML_INVALID,
                        "a product of %lld x %lld x %lld is beyond what BLAS can address",
                        (long long)gemm->m, (long long)gemm->n, (long long)gemm->k);

@@ -29,11 +29,31 @@ const cpu_blas *cpu_blas_find(void);
 void cpu_blas_choose(int choice);
 void cpu_blas_describe(char *out, int size); /* what serves, for `mlua doctor` */
 
+/* To whole cache lines. */
+static inline int64_t cpu_aligned(int64_t bytes) {
+    return (bytes + 63) & ~(int64_t)63;
+}
+
 /* One gemm over the pool. `scratch` is cpu_gemm_scratch(...) bytes, 64-byte aligned. Operands are
  * as lower.h says; `bias` is NULL without that epilogue. */
 int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads);
 ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
                        void *scratch, ml_pool *pool);
+
+/* Many products as one job of the pool: its units are blocks of their results, which depend on
+ * shapes alone. Of one item and without epilogue; cpu_gemm_direct says whether the operands are
+ * read where they are, as all that follows asks. `products` is by how many times the job is larger
+ * than this product. */
+typedef struct {
+    int64_t row, rows, col, cols;
+} cpu_gemm_block;
+bool cpu_gemm_direct(const ml_gemm *gemm);
+int64_t cpu_gemm_blocks(const ml_gemm *gemm, int64_t products);
+cpu_gemm_block cpu_gemm_block_at(const ml_gemm *gemm, int64_t products, int64_t i);
+/* A whole product by the calling thread; `packing` is cpu_gemm_packing(...) bytes, 64-byte aligned,
+ * of this product or of one that is as large in each dimension. */
+int64_t cpu_gemm_packing(const ml_gemm *gemm);
+void cpu_gemm_compute(const ml_gemm *gemm, const void *a, const void *b, void *c, void *packing);
 
 /* A step of kind ML_STEP_RAGGED; operands: a, b, starts, ends, c. */
 int64_t cpu_ragged_scratch(const ml_ragged *ragged, int threads);
