@@ -21,6 +21,7 @@ typedef struct {
     uint32_t edge_count, vertex_count;
     uint32_t *first, *level, *queue, *at; /* by vertex */
     double least;                         /* smaller capacities are rounding errors */
+    int64_t cuts;                         /* that were found so far */
 } flow;
 
 static uint32_t has(uint32_t value) {
@@ -112,6 +113,7 @@ static void cut_at(flow *f, const recompute_part *p, double price, uint8_t *fate
     }
     const double infinite = 4 * all;
     f->edge_count = 0;
+    f->cuts++;
     f->least = 1e-13 * all;
     memset(f->first, 0xff, f->vertex_count * sizeof *f->first);
     for (uint32_t v = 0; v < p->count; v++) {
@@ -161,6 +163,12 @@ recompute_curves *recompute_curves_new(ml_arena *arena) {
     recompute_curves *curves = ML_NEW(arena, recompute_curves);
     curves->arena = arena;
     return curves;
+}
+
+int64_t recompute_curves_cuts(const recompute_curves *curves) {
+    int64_t cuts = 0;
+    for (uint32_t k = 0; k < curves->known.count; k++) cuts += curves->known.at[k]->flow.cuts;
+    return cuts;
 }
 
 void recompute_cost(const recompute_part *part, const uint8_t *fates, int64_t *bytes,

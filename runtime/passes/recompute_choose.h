@@ -34,6 +34,8 @@ typedef enum { RECOMPUTE_UNUSED, RECOMPUTE_KEPT, RECOMPUTE_AGAIN } recompute_fat
  * arena. */
 typedef struct recompute_curves recompute_curves;
 recompute_curves *recompute_curves_new(ml_arena *arena);
+/* Minimum cuts that were computed for what is in `curves`. */
+int64_t recompute_curves_cuts(const recompute_curves *curves);
 
 /* fates[i]: of the values of parts[i], for the share `kept` of the bytes between the least and the
  * most that choices keep: 1 adds no time, 0 keeps the least bytes. Alike parts get alike fates,

@@ -3,7 +3,6 @@
 #include "runtime/passes/recompute_choose.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "tests/test.h"
 
@@ -169,16 +168,22 @@ TEST(passes, recompute_choice_by_known_curves) {
     recompute_curves *curves = recompute_curves_new(arena);
     uint64_t seed = 5;
     const recompute_part part = draw_values(&seed, VALUES, arena);
-    uint8_t *fates[2][SHARES];
-    clock_t spent[2];
-    for (int known = 0; known < 2; known++) {
-        const clock_t began = clock();
-        for (int i = 0; i < SHARES; i++)
-            recompute_choose(&part, 1, (i + 0.5) / SHARES, known ? curves : NULL, arena,
-                             &fates[known][i]);
-        spent[known] = clock() - began;
+    int64_t alone = 0;
+    for (int i = 0; i < SHARES; i++) {
+        const double kept = (i + 0.5) / SHARES;
+        uint8_t *known, *anew;
+        recompute_curves *of_one = recompute_curves_new(arena);
+        recompute_choose(&part, 1, kept, curves, arena, &known);
+        recompute_choose(&part, 1, kept, of_one, arena, &anew);
+        CHECK(memcmp(known, anew, VALUES) == 0);
+        alone += recompute_curves_cuts(of_one);
     }
-    for (int i = 0; i < SHARES; i++) CHECK(memcmp(fates[0][i], fates[1][i], VALUES) == 0);
-    EXPECT(2 * spent[1] < spent[0], "%ld beside %ld", (long)spent[1], (long)spent[0]);
+    const int64_t cuts = recompute_curves_cuts(curves);
+    EXPECT(2 * cuts < alone, "%lld cuts beside %lld", (long long)cuts, (long long)alone);
+    for (int i = 0; i <= SHARES; i++) {
+        uint8_t *fates;
+        recompute_choose(&part, 1, (double)i / SHARES, curves, arena, &fates);
+    }
+    CHECK_EQ_INT(recompute_curves_cuts(curves), cuts);
     ml_arena_free(arena);
 }
