@@ -132,9 +132,23 @@ typedef struct {
     int64_t needed; /* of the rank, with what is beside the plan and what is made later */
 } planning;
 
+/* Programs are named to users: in profiles and messages a repetition is apart from its step. */
+static ml_roots retry_roots(const ml_roots *roots, ml_arena *arena) {
+    ml_roots again = *roots;
+    again.name = ml_arena_format(arena, "%s, repeated", roots->name ? roots->name : "program");
+    return again;
+}
+
 static void plan_body(void *context) {
     planning *p = context;
-    ml_compile(&p->input, &p->plan);
+    const beside_call *call = p->input.beside_context;
+    ml_compile_input input = p->input;
+    ml_roots again;
+    if (call->of_retry) {
+        again = retry_roots(input.roots, call->scratch);
+        input.roots = &again;
+    }
+    ml_compile(&input, &p->plan);
     const ml_beside beside = find_beside(p->input.beside_context, p->plan);
     p->needed = p->plan->peak_bytes + beside.bytes + beside.later;
     p->plan->needed_bytes = p->needed;

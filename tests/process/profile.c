@@ -243,6 +243,37 @@ PROCESS_TEST(profile_of_ranks) {
     CHECK_TEXT(r.output, "t.json\n");
 }
 
+/* A step whose experts have too few places, and its repetition, whose kernels are others: each is a
+ * program of its own name. */
+PROCESS_TEST(profile_of_repeated_steps) {
+    enum { STEPS = 512 };
+    process_run(room, 0, "",
+                "run --device cpu -n 2 --mesh ep=2 \"$ROOT\"/models/gpt_moe.lua layers=1 embed=32 "
+                "heads=2 kv_heads=2 ffn=32 experts=4 seq=16 batch=8 accum=2 vocab=256 sample=0 "
+                "warmup=1 exchange=1 steps=2 --profile=t.json --profile-steps=2");
+    json_t *root = load_trace(room, "t.json");
+    const char *names[2][STEPS] = {{0}}; /* of rank 0's steps, by program and index */
+    int runs[2] = {0};
+    size_t i;
+    json_t *event;
+    json_array_foreach(json_object_get(root, "traceEvents"), i, event) {
+        const json_t *args = json_object_get(event, "args");
+        const bool run = strcmp(text_of(event, "cat"), "run") == 0;
+        const char *program = run ? text_of(event, "name") : text_of(args, "program");
+        const bool repeated = strcmp(program, "microbatch, repeated") == 0;
+        if (!repeated && strcmp(program, "microbatch") != 0) continue;
+        if (run) runs[repeated]++;
+        if (!is_work(event)) continue;
+        const int64_t at = json_integer_value(json_object_get(args, "index"));
+        REQUIRE(at < STEPS);
+        const char **name = &names[repeated][at];
+        if (*name != NULL) CHECK_TEXT(text_of(event, "name"), *name);
+        *name = text_of(event, "name");
+    }
+    CHECK(runs[0] > 0 && runs[1] > 0 && names[0][0] != NULL && names[1][0] != NULL);
+    json_decref(root);
+}
+
 /* Runs ahead of step 1, which make all rows' programs ready under cp = "dynamic", are no steps. */
 PROCESS_TEST(profile_of_dynamic_context) {
     process_run(room, 0, "",
