@@ -64,10 +64,9 @@ const ml_groups *ml_session_groups(const ml_session *session) {
     return &session->groups;
 }
 
-ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *lead) {
-    session->lead = lead;
-    session->group_size = size;
-    session->group_layout = NULL;
+/* Of programs of groups, one rank: none. */
+static ml_status find_group_layout(ml_session *session, int64_t size, const ml_layout **found) {
+    *found = NULL;
     if (size == 0 || session->ranks.layout == NULL) return ML_OK;
     int k = 0;
     while (k < session->groups.count && session->groups.group[k] != size) k++;
@@ -75,7 +74,16 @@ ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *l
     ml_layout *layout = &session->group_layouts[k];
     if (!ml_groups_layout(session->ranks.layout, &session->groups, size, layout))
         return ml_fail(ML_INTERNAL, "there are no groups of %lld ranks", (long long)size);
-    if (ml_layout_ranks(layout) > 1) session->group_layout = layout;
+    if (ml_layout_ranks(layout) > 1) *found = layout;
+    return ML_OK;
+}
+
+ml_status ml_session_use_groups(ml_session *session, int64_t size, ml_program *lead) {
+    const ml_layout *layout;
+    ML_TRY(find_group_layout(session, size, &layout));
+    session->lead = lead;
+    session->group_size = size;
+    session->group_layout = layout;
     return ML_OK;
 }
 

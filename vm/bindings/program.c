@@ -210,30 +210,55 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
         2 * plan->pipeline->count);
 }
 
-static void make_program(lua_State *L, vm_program *p) {
+typedef void planner(lua_State *L, vm_program *p);
+typedef struct {
+    planner *plan;
+    vm_program *program;
+} group_call;
+
+static int plan_body(lua_State *L) {
+    const group_call *call = lua_touserdata(L, 1);
+    call->plan(L, call->program);
+    return 0;
+}
+
+/* `plan` the program among the ranks of its group, and for the sums that it applies. Errors leave
+ * neither to the programs that follow. */
+static void plan_in_group(lua_State *L, vm_program *p, ml_program *lead, planner *plan) {
     ml_session *session = vm_of(L)->session;
-    vm_start_device(L);
-    vm_check(L, ml_session_use_groups(session, p->group, p->lead));
+    group_call call = {plan, p};
+    vm_check(L, ml_session_use_groups(session, p->group, lead));
     ml_session_applies(session, p->applied);
-    ml_status status = ml_program_new(session, &p->roots, &p->program);
+    lua_pushcfunction(L, plan_body);
+    lua_pushlightuserdata(L, &call);
+    const int status = lua_pcall(L, 1, 0, 0);
     ml_session_applies(session, (ml_plan_list){0});
     vm_check(L, ml_session_use_groups(session, 0, NULL));
-    vm_check(L, status);
+    if (status != LUA_OK) lua_error(L);
+}
+
+static void make_now(lua_State *L, vm_program *p) {
+    vm_check(L, ml_program_new(vm_of(L)->session, &p->roots, &p->program));
+}
+
+static void make_program(lua_State *L, vm_program *p) {
+    vm_start_device(L);
+    plan_in_group(L, p, p->lead, make_now);
     check_inputs(L, p);
     vm_find_ranges(L, p);
     remark_on_ranks(L, p);
 }
 
+static void explain_now(lua_State *L, vm_program *p) {
+    explain_plan(L, &p->roots, &p->plan);
+}
+
 /* Where nothing runs. The program is at position 2. */
 static void plan_program(lua_State *L, vm_program *p) {
-    ml_vm *vm = vm_of(L);
+    const ml_vm *vm = vm_of(L);
     if (vm->options->facts) known_write_pending(L);
     known_confine_plan();
-    vm_check(L, ml_session_use_groups(vm->session, p->group, NULL));
-    ml_session_applies(vm->session, p->applied);
-    explain_plan(L, &p->roots, &p->plan);
-    ml_session_applies(vm->session, (ml_plan_list){0});
-    vm_check(L, ml_session_use_groups(vm->session, 0, NULL));
+    plan_in_group(L, p, NULL, explain_now);
     dry_note_program(L, p->plan);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
     lua_pushvalue(L, 2);
@@ -241,15 +266,14 @@ static void plan_program(lua_State *L, vm_program *p) {
     lua_pop(L, 1);
 }
 
+static void explain_alone(lua_State *L, vm_program *p) {
+    explain_plan_alone(L, &p->roots, &p->plan);
+}
+
 /* To compare programs before one of them is made: it takes no memory, and no check reports it. */
 static void plan_alone(lua_State *L, vm_program *p) {
-    ml_session *session = vm_of(L)->session;
     known_confine_plan();
-    vm_check(L, ml_session_use_groups(session, p->group, NULL));
-    ml_session_applies(session, p->applied);
-    explain_plan_alone(L, &p->roots, &p->plan);
-    ml_session_applies(session, (ml_plan_list){0});
-    vm_check(L, ml_session_use_groups(session, 0, NULL));
+    plan_in_group(L, p, NULL, explain_alone);
 }
 
 static void refuse_applied(lua_State *L, int index) {
