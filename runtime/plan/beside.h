@@ -24,13 +24,22 @@ typedef struct {
     int64_t arena_bytes;
 } ml_rank_programs;
 
+/* In bytes of one rank. */
 typedef struct {
-    int64_t bytes, kind_bytes[ML_MEMORY_KINDS]; /* of all; by kind */
-    int64_t later; /* that the program which sets the parameters will add, after microbatches, and
-                      what is `reserved` */
-    int64_t arena; /* of the arena that all share, what the others need */
-    int64_t reserved; /* beyond what the plan reserves for that program, what others of the same
-                         microbatches do; less inputs of theirs that both count */
+    /* Beyond the plan's peak_bytes, what the other programs hold and what is allocated already: the
+     * sum, and by kind. */
+    int64_t bytes, kind_bytes[ML_MEMORY_KINDS];
+    /* Beyond both, what the program that sets the parameters will allocate: the plan's
+     * update_states, `reserved`, and of update_arena what is above the largest arena. 0 where the
+     * plan is not of microbatches. */
+    int64_t later;
+    /* The size of the largest arena of the other programs, of retries and of what is allocated
+     * already, whether or not it is above the plan's own. */
+    int64_t arena;
+    /* The largest update_states of all programs less the plan's own, less the inputs that are in
+     * `bytes` and in update_states, so that it may be negative. 0 where the plan has no
+     * update_states. */
+    int64_t reserved;
 } ml_beside;
 
 /* Beside the plan of a program, or of its retry. Raises. */
