@@ -37,6 +37,15 @@ static void warn_absent(const ml_program *program) {
     session->without_retry = true;
 }
 
+/* Of the plan that was made without regard to a retry and the one that has a retry beside it, the
+ * program takes the second where all ranks have such, else the first. */
+static void plan_choose(ml_program *program, ml_plan *both, bool repeats) {
+    ml_plan *left = both;
+    if (both == program->plan) return;
+    if (repeats) left = program->plan, program->plan = both;
+    ml_plan_free(left);
+}
+
 /* Without memory for it there is none on any rank, and a step that needs it fails. */
 ml_status retry_plan(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
@@ -48,9 +57,11 @@ ml_status retry_plan(ml_program *program, const ml_roots *roots) {
     program_enter(session, retry);
     retry->owner = program;
     program->retry = retry;
-    ML_TRY(session_plan_retry(session, roots, &program->plan, &retry->plan));
+    ml_plan *both;
+    ML_TRY(session_plan_retry(session, roots, program->plan, &both, &retry->plan));
     int64_t made = retry->plan != NULL;
     ml_status status = session->everyone != NULL ? beside_core.least(session->comm, &made) : ML_OK;
+    plan_choose(program, both, status == ML_OK && made);
     if (status != ML_OK || made) return status;
     ml_program_free(retry);
     warn_absent(program);

@@ -124,10 +124,11 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
                        bool pipelined, ml_plan **plan);
 /* Whether the layout is one of programs of groups. */
 bool session_of_groups(const ml_session *session, const ml_layout *layout);
-/* That of the retry of the program which has *plan. Where both do not fit, *plan becomes a smaller
- * one; where nothing fits, *retry becomes NULL. */
-ml_status session_plan_retry(ml_session *session, const ml_roots *roots, ml_plan **plan,
-                             ml_plan **retry);
+/* That of the retry of the program which has `plan`, and the plan that the program is to have with
+ * it: `plan` itself or, where both do not fit, a smaller one. *retry becomes NULL where nothing
+ * fits. */
+ml_status session_plan_retry(ml_session *session, const ml_roots *roots, ml_plan *plan,
+                             ml_plan **both, ml_plan **retry);
 
 /* overflow_retry.c. A dispatch to experts without capacity slots for all its rows. */
 enum { EXCHANGE_NAME = 256 };

@@ -216,8 +216,8 @@ static ml_status plan_retry(const request *r, const ml_plan *plan, ml_plan *part
 
 enum { SMALLER = 4 };
 
-/* A plan with a retry beside it; NULL in *retry where none is found. `plan` is the one in the
- * budget, which stays its caller's. Where no retry fits beside it, smaller ones are tried. */
+/* A plan with a retry beside it, and that; NULL in *retry where none is found. *both is `plan`, the
+ * one in the budget, or, where no retry fits beside that, a smaller one. */
 static ml_status plan_both(const request *r, ml_plan *plan, ml_plan **both, ml_plan **retry) {
     const int64_t limit = r->target->memory_bytes;
     planning smaller = {.plan = plan, .needed = plan->needed_bytes}, other = {{0}};
@@ -244,20 +244,10 @@ static ml_status plan_both(const request *r, ml_plan *plan, ml_plan **both, ml_p
     return status;
 }
 
-/* The smaller plan takes the place of the program's. */
-static ml_status plan_pair(const request *r, ml_plan **plan, ml_plan **retry) {
-    ml_plan *both = NULL;
-    ml_status status = plan_both(r, *plan, &both, retry);
-    if (status != ML_OK || both == *plan) return status;
-    ml_plan_free(*plan);
-    *plan = both;
-    return ML_OK;
-}
-
-ml_status session_plan_retry(ml_session *session, const ml_roots *roots, ml_plan **plan,
-                             ml_plan **retry) {
-    const request r = {session, roots, &session->device->target, NULL, (*plan)->pipeline != NULL};
-    return plan_pair(&r, plan, retry);
+ml_status session_plan_retry(ml_session *session, const ml_roots *roots, ml_plan *plan,
+                             ml_plan **both, ml_plan **retry) {
+    const request r = {session, roots, &session->device->target, NULL, plan->pipeline != NULL};
+    return plan_both(&r, plan, both, retry);
 }
 
 /* ---- a check ---- */
@@ -271,10 +261,12 @@ static void account_pair(void *context) {
 }
 
 static ml_status check_retry(const request *r, ml_plan **plan) {
-    ml_plan *retry = NULL;
+    ml_plan *both = NULL, *retry = NULL;
     if (!(*plan)->may_overflow) return ML_OK;
-    ml_status status = plan_pair(r, plan, &retry);
+    ml_status status = plan_both(r, *plan, &both, &retry);
     if (status != ML_OK || retry == NULL) return status;
+    if (both != *plan) ml_plan_free(*plan);
+    *plan = both;
     status = ml_protect(account_pair, &(pair){*plan, retry});
     if (status == ML_OK)
         ml_plan_set_retry(*plan, retry);

@@ -148,3 +148,45 @@ PROCESS_TEST(exchanges_repeat_steps_where_a_check_says_so) {
     process_run(room, 1, "", "run -n 4 %s --memory %.4fMiB 2>errors", OVERFLOWING, last);
     CHECK(strstr(process_shell(room, 0, "cat errors").output, "no memory is left for steps"));
 }
+
+/* FLOPs of the microbatch on `rank` that are planned without regard to other ranks, and that of the
+ * program that all ranks make. */
+static void read_flops(process_room *room, int rank, double *alone, double *made) {
+    const char *line = process_shell(room, 0, "grep '^rank %d plans' plans || true", rank).output;
+    *alone = process_number(line, "plans ");
+    *made = process_number(line, "makes ");
+}
+
+/* In a budget where the ranks of one stage have room for steps that are done again and those of the
+ * other have not, no rank leaves such room: each computes as little again as its memory allows. */
+PROCESS_TEST(exchanges_leave_no_room_where_a_rank_has_none) {
+    process_write(
+        room, "plans.lua",
+        "local core = require 'mlua.core'\n"
+        "local program = core.program\n"
+        "core.program = function(o)\n"
+        "  if o.name ~= 'microbatch' then return program(o) end\n"
+        "  o.plan_only = true\n"
+        "  local alone = program(o):plan().flops\n"
+        "  o.plan_only = nil\n"
+        "  local made = program(o)\n"
+        "  local file = io.open('plans', 'a')\n"
+        "  file:write(('rank %d plans %.0f makes %.0f\\n'):format(core.options().rank, alone,"
+        " made:plan().flops))\n"
+        "  file:close()\n"
+        "  return made\n"
+        "end\n"
+        "dofile(os.getenv 'ROOT' .. '/models/gpt_moe.lua')\n");
+    process_run(room, 1, "",
+                "run -n 4 --device cpu --mesh pp=2,ep=2 plans.lua layers=4 embed=32 heads=4 "
+                "kv_heads=4 ffn=256 experts=8 seq=16 batch=512 accum=8 vocab=256 exchange=1 "
+                "schedule=interleaved sample=0 steps=1 warmup=1 --memory 9.8MiB 2>errors");
+    CHECK(strstr(process_shell(room, 0, "cat errors").output, "no memory is left for steps"));
+    for (int rank = 0; rank < 4; rank++) {
+        double alone, made;
+        read_flops(room, rank, &alone, &made);
+        const bool has_room = rank >= 2;
+        EXPECT(made > 0 && (has_room ? made < alone : made == alone), "rank %d: %.0f, alone %.0f",
+               rank, made, alone);
+    }
+}
