@@ -1,5 +1,6 @@
 #include "runtime/base/rates.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -197,6 +198,16 @@ void ml_rates_by_links(ml_rates *rates, const ml_link_times *times) {
     rates->link_bytes = sent / (seconds > least ? seconds : least);
     rates->network_seconds = rates->link_seconds; /* all CPU ranks are of one host */
     rates->network_bytes = rates->link_bytes;
+}
+
+void ml_rates_by_waits(ml_rates *rates, const ml_wait_times *times) {
+    const double doublings = log2(times->ranks);
+    double sum = rates->link_seconds + rates->hop_seconds * (times->ranks - 1);
+    double spread =
+        positive(times->after_long - times->after_short) / (times->long_work - times->short_work);
+    rates->rank_spread = spread / doublings;
+    rates->meet_seconds =
+        positive(times->after_short - spread * times->short_work - sum) / doublings;
 }
 
 void ml_rates_share(ml_rates *rates, int64_t ranks, int cores) {

@@ -18,8 +18,8 @@ typedef struct {
      * the result passes memory result_share is not hidden. */
     double product_flops, wave_flops, result_share;
     int units;
-    double scaled_speed;  /* products of 8-bit floats, over those of 2 bytes; 0: none are served */
-    double wide_flops;    /* products in f32 */
+    double scaled_speed; /* products of 8-bit floats, over those of 2 bytes; 0: none are served */
+    double wide_flops;   /* products in f32 */
     /* A product whose smallest side has so many elements takes twice its FLOPs' time, one of ten
      * times as many 1.1 times. 0: of no account (tiles and waves say it). */
     double product_side;
@@ -52,8 +52,9 @@ typedef struct {
     double host_bytes; /* to pinned host memory, and as many back at the same time */
     /* Beside one another, computation is longer by beside_share, and a collective reaches
      * beside_link of the rate that it has alone. A step of several ranks takes as long as that of
-     * the slowest: for each doubling of their number so much longer (rank_spread). */
-    double beside_share, beside_link, rank_spread;
+     * the slowest: for each doubling of their number so much longer (rank_spread), and at each
+     * collective so much (meet_seconds). */
+    double beside_share, beside_link, rank_spread, meet_seconds;
 } ml_rates;
 
 /* Seconds of all-reduces among ranks of a host: of a few bytes; of `bytes` among `ranks`. */
@@ -63,6 +64,15 @@ typedef struct {
 } ml_link_times;
 /* The links of CPU ranks, whose messages pass memory. */
 void ml_rates_by_links(ml_rates *rates, const ml_link_times *times);
+
+/* Seconds in which each of `ranks` waits for the others, after work of short_work and of long_work
+ * seconds. */
+typedef struct {
+    double after_short, after_long, short_work, long_work;
+    int ranks;
+} ml_wait_times;
+/* How CPU ranks wait for one another; the links are known. */
+void ml_rates_by_waits(ml_rates *rates, const ml_wait_times *times);
 /* Of one of `ranks` that share the `cores` of a CPU, of all of which the rates were measured; those
  * of links were of ranks with a core each. */
 void ml_rates_share(ml_rates *rates, int64_t ranks, int cores);

@@ -190,6 +190,7 @@ double predict_collective(const ml_rates *rates, const ml_target *target, const 
     int64_t inside = stride < host ? host / stride : 1, hosts = beyond ? ranks / inside : 1;
     if (hosts < 1) hosts = 1;
     double first = rates->link_seconds + rates->hop_seconds * (double)(ranks / hosts - 1);
+    first += rates->meet_seconds * log2((double)ranks);
     if (beyond) {
         int rounds = 0; /* trees between hosts */
         for (int64_t i = 1; i < hosts; i *= 2) rounds++;

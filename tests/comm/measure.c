@@ -22,6 +22,9 @@ TEST(comm, measured_sums) {
     CHECK(few > 1e-7 && of_four > 1e-7);
     CHECK(many > 20e-6 && many > few); /* 1 MiB at 50 GB/s, whatever runs beside */
     CHECK(open_files() == before);
+    CHECK(ml_comm_measure_wait(2, 1e-4, &few) == ML_OK);
+    CHECK(few > 0 && few < 0.1);
+    CHECK_STATUS(ml_comm_measure_wait(1, 1e-4, &few), ML_INTERNAL);
     CHECK_STATUS(ml_comm_measure_sum(1, 16, &few), ML_INTERNAL);
     CHECK_STATUS(ml_comm_measure_sum(9, 16, &few), ML_INTERNAL);
 }

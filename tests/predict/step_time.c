@@ -174,6 +174,25 @@ TEST(predict, cpu_ranks_by_measured_sums) {
     near(cpu_sum(&r, 4, 0), 7e-6);
 }
 
+/* Ranks wait as they were measured to wait, whatever part of it grows with the work. */
+TEST(predict, cpu_ranks_by_measured_waits) {
+    ml_link_times links = {
+        .few_of_2 = 7e-6, .few_of_4 = 18e-6, .many = 207e-6, .bytes = 1 << 20, .ranks = 2};
+    ml_wait_times waits = {80e-6, 260e-6, 1e-4, 1e-3, 4};
+    ml_rates r = {.host_ranks = 1 << 20};
+    ml_rates_by_links(&r, &links);
+    ml_rates_by_waits(&r, &waits);
+    near(cpu_sum(&r, 4, 0) + 1e-4 * r.rank_spread * 2, 80e-6);
+    near(cpu_sum(&r, 4, 0) + 1e-3 * r.rank_spread * 2, 260e-6);
+    waits.after_long = 70e-6; /* by chance */
+    ml_rates_by_waits(&r, &waits);
+    near(cpu_sum(&r, 4, 0), 80e-6);
+    CHECK(r.rank_spread == 0);
+    waits.after_short = 5e-6;
+    ml_rates_by_waits(&r, &waits);
+    near(cpu_sum(&r, 4, 0), 18e-6);
+}
+
 /* Ranks divide the cores; their links only where they have no core each. */
 TEST(predict, cpu_ranks_share_cores) {
     const ml_rates whole = {.wide_flops = 1e12, .memory_bytes = 8e10, .link_bytes = 6e9};
