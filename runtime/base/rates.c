@@ -201,6 +201,8 @@ void ml_rates_by_links(ml_rates *rates, const ml_link_times *times) {
 }
 
 void ml_rates_by_waits(ml_rates *rates, const ml_wait_times *times) {
+    rates->rank_spread = rates->meet_seconds = 0;
+    if (times->ranks > times->cores) return;
     const double doublings = log2(times->ranks);
     double sum = rates->link_seconds + rates->hop_seconds * (times->ranks - 1);
     double spread =

@@ -65,13 +65,14 @@ typedef struct {
 /* The links of CPU ranks, whose messages pass memory. */
 void ml_rates_by_links(ml_rates *rates, const ml_link_times *times);
 
-/* Seconds in which each of `ranks` waits for the others, after work of short_work and of long_work
- * seconds. */
+/* Seconds in which each of `ranks` on `cores` waits for the others, after work of short_work and of
+ * long_work seconds. */
 typedef struct {
     double after_short, after_long, short_work, long_work;
-    int ranks;
+    int ranks, cores;
 } ml_wait_times;
-/* How CPU ranks wait for one another; the links are known. */
+/* How CPU ranks wait for one another; the links are known. Ranks without a core each also wait for
+ * the others' turns, which ml_rates_share counts: nothing is known of them. */
 void ml_rates_by_waits(ml_rates *rates, const ml_wait_times *times);
 /* Of one of `ranks` that share the `cores` of a CPU, of all of which the rates were measured; those
  * of links were of ranks with a core each. */

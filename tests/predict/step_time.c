@@ -178,13 +178,17 @@ TEST(predict, cpu_ranks_by_measured_sums) {
 TEST(predict, cpu_ranks_by_measured_waits) {
     ml_link_times links = {
         .few_of_2 = 7e-6, .few_of_4 = 18e-6, .many = 207e-6, .bytes = 1 << 20, .ranks = 2};
-    ml_wait_times waits = {80e-6, 260e-6, 1e-4, 1e-3, 4};
+    ml_wait_times waits = {80e-6, 260e-6, 1e-4, 1e-3, 4, .cores = 4};
     ml_rates r = {.host_ranks = 1 << 20};
     ml_rates_by_links(&r, &links);
     ml_rates_by_waits(&r, &waits);
     near(cpu_sum(&r, 4, 0) + 1e-4 * r.rank_spread * 2, 80e-6);
     near(cpu_sum(&r, 4, 0) + 1e-3 * r.rank_spread * 2, 260e-6);
-    waits.after_long = 70e-6; /* by chance */
+    waits.cores = 3; /* ranks wait for a core, which is counted where they share cores */
+    ml_rates_by_waits(&r, &waits);
+    near(cpu_sum(&r, 4, 0), 18e-6);
+    CHECK(r.rank_spread == 0);
+    waits.cores = 4, waits.after_long = 70e-6; /* by chance */
     ml_rates_by_waits(&r, &waits);
     near(cpu_sum(&r, 4, 0), 80e-6);
     CHECK(r.rank_spread == 0);

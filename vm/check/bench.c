@@ -283,7 +283,8 @@ static void measure_links(bench *b) {
     ML_CHECK(ml_comm_measure_sum(4, FEW, &times.few_of_4));
     ML_CHECK(ml_comm_measure_sum(times.ranks, MANY, &times.many));
     ml_rates_by_links(&b->rates, &times);
-    ml_wait_times waits = {.short_work = 1e-4, .long_work = 1e-3, .ranks = times.ranks};
+    ml_wait_times waits = {
+        .short_work = 1e-4, .long_work = 1e-3, .ranks = times.ranks, .cores = cores};
     ML_CHECK(ml_comm_measure_wait(waits.ranks, waits.short_work, &waits.after_short));
     ML_CHECK(ml_comm_measure_wait(waits.ranks, waits.long_work, &waits.after_long));
     ml_rates_by_waits(&b->rates, &waits);
@@ -421,7 +422,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 }
 
 /* ---- What was measured before ---- */
-static const uint64_t MAGIC = 0x37686365626d6c; /* "lmbech7" */
+static const uint64_t MAGIC = 0x38686365626d6c; /* "lmbech8" */
 
 /* The model and what else decides its speed; what is free of its memory today does not. */
 static ml_status entry_key(const char *name, int ordinal, uint64_t key[2]) {
