@@ -1,6 +1,7 @@
-/* Products by groups of rows on the CPU, against plain loops: uneven and empty groups, rows of no
- * group, any layout, by pools of 1, 2 and 5 threads. Operands are small integers, so that results
- * are exact; divided, their sums round, and the threads' results are equal to the bit. */
+/* Products by groups of rows on the CPU, against plain loops: uneven, empty and overlapping groups,
+ * rows of no group, any layout, by pools of 1, 2 and 5 threads. Operands are small integers, so
+ * that results are exact; divided, their sums round, and the threads' results are equal to the
+ * bit. */
 #include <string.h>
 
 #include "tests/device/products.h"
@@ -49,6 +50,11 @@ static void random_groups(world *w, const ml_ragged *r, int32_t *starts, int32_t
             starts[b * r->groups + e] = (int32_t)at;
             ends[b * r->groups + e] = (int32_t)(at += rows);
         }
+        if (pick(w, 0, 5) > 0) continue;
+        for (int64_t e = 0; e < r->groups; e++) { /* beyond the rows, and of rows of others */
+            starts[b * r->groups + e] -= (int32_t)pick(w, 0, 9);
+            ends[b * r->groups + e] += (int32_t)pick(w, 0, 9);
+        }
     }
 }
 
@@ -73,9 +79,14 @@ static double *expected(world *w, const ragged_case *t) {
         for (int64_t i = 0; i < (r->outer ? r->k : r->rows); i++)
             for (int64_t j = 0; j < r->n; j++)
                 c[z * (r->outer ? r->c_group : r->c_batch) + i * r->c_row + j * r->c_col] = 0;
+    int64_t done = 0; /* a row is of the first group that has it, of RAGGED_OUTER of each */
     for (int64_t at = 0; at < r->batch * r->groups; at++) {
         int64_t b = at / r->groups, e = at % r->groups;
-        int32_t begin = ((int32_t *)t->operands[2])[at], end = ((int32_t *)t->operands[3])[at];
+        int64_t begin = ((int32_t *)t->operands[2])[at], end = ((int32_t *)t->operands[3])[at];
+        if (r->outer || e == 0) done = 0;
+        begin = begin < done ? done : begin;
+        end = end < r->rows ? end : r->rows;
+        if (begin < end) done = end;
         for (int64_t i = begin; i < end; i++)
             for (int64_t p = 0; p < r->k; p++)
                 for (int64_t j = 0; j < r->n; j++) {
