@@ -233,12 +233,22 @@ static void rates_of_gpu(bench *b) {
     for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] *= products;
 }
 
+/* Some items of so many bytes for each thread; of a device with little memory fewer. */
+static int64_t items_of(const bench *b, int64_t bytes) {
+    enum { FOR_A_THREAD = 4, LEAST = 8 };
+    const ml_target *target = &b->device->target;
+    int64_t items = FOR_A_THREAD * (int64_t)target->threads;
+    int64_t room = target->memory_bytes / 8 / bytes;
+    if (items > room) items = room;
+    return items > LEAST ? items : LEAST;
+}
+
 /* What products with a short side take beside large ones: one for each thread, so that it does not
  * count into how many parts one would be cut. */
 static void measure_narrow(bench *b) {
     enum { SIDE = 32, LONG = 256 };
     ml_graph *g = b->graph;
-    const int64_t batch = 4 * (int64_t)b->device->target.threads;
+    const int64_t batch = items_of(b, 4 * LONG * (LONG + 2 * SIDE));
     ml_axis item = ml_axis_named(g, "item"), rows = ml_axis_named(g, "rows");
     ml_axis columns = ml_axis_named(g, "columns"), inner = ml_axis_named(g, "inner");
     ml_type of[] = {{.axis = {item, rows, inner}, .size = {batch, LONG, LONG}},
@@ -257,7 +267,7 @@ static void measure_narrow(bench *b) {
 static void measure_grouped(bench *b) {
     enum { EACH = 256, SIDE = 256 };
     ml_graph *g = b->graph;
-    const int64_t groups = 4 * (int64_t)b->device->target.threads, all = groups * EACH;
+    const int64_t groups = items_of(b, 4 * SIDE * (SIDE + 2 * EACH)), all = groups * EACH;
     ml_axis group = ml_axis_named(g, "group"), rows = ml_axis_named(g, "rows");
     ml_axis columns = ml_axis_named(g, "columns"), inner = ml_axis_named(g, "inner");
     ml_type x = {.rank = 2, .axis = {rows, inner}, .size = {all, SIDE}};

@@ -350,9 +350,11 @@ static int64_t place(ragged_call *call, char *scratch, int threads) {
     const ml_ragged *r = call->r;
     int64_t groups_at = cpu_aligned(r->groups * r->batch * (int64_t)sizeof(span));
     int64_t rest_at = groups_at + cpu_aligned(r->groups * (int64_t)sizeof(group_rows));
-    call->spans = (span *)scratch;
-    call->groups = (group_rows *)(scratch + groups_at);
-    call->scratch = scratch + rest_at;
+    if (scratch != NULL) {
+        call->spans = (span *)scratch;
+        call->groups = (group_rows *)(scratch + groups_at);
+        call->scratch = scratch + rest_at;
+    }
     if (!by_units(r)) return rest_at + products_scratch(r, threads);
     ml_gemm most = group_product(r, r->batch * r->rows);
     int64_t rows = r->batch > 1 ? least(r->batch * r->rows, GATHERED_ROWS) : 0;
