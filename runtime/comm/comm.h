@@ -107,9 +107,9 @@ ml_status ml_comm_collect(ml_group *g, ml_collective kind, const void *in, void 
                           ml_dtype dtype, ml_combine combine);
 /* The median time of all-reduces of `count` f32 among 2 to 8 ranks of this host, started for it. */
 ml_status ml_comm_measure_sum(int ranks, int64_t count, double *seconds);
-/* The mean time in such ranks between the end of work that takes a core `work` seconds and the end
+/* The mean time in such ranks between the end of work that takes a core `work_seconds` and the end
  * of an all-reduce of a few bytes behind it: they wait for the one that was last. */
-ml_status ml_comm_measure_wait(int ranks, double work, double *seconds);
+ml_status ml_comm_measure_wait(int ranks, double work_seconds, double *seconds);
 /* A one-way channel between two ranks of the job. Collective over all ranks, which all name the
  * same channels in the same order; *channel is NULL on ranks that are neither end. The same pair
  * and tag again give the same channel, with more room where that is asked for; then nothing may be

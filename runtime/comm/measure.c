@@ -18,7 +18,7 @@ typedef struct measured {
     ml_status (*times)(ml_comm *comm, float *memory, struct measured *m);
     int64_t count;
     int64_t rounds, meetings; /* of work before each meeting; of meetings */
-    double seconds, worked;   /* worked: so that the compiler leaves the work */
+    double seconds, worked;   /* worked: what all work made, so that none is left out */
     ml_status status;
     ml_error error;
 } measured;
@@ -41,9 +41,9 @@ static ml_status time_sums(ml_comm *comm, float *memory, measured *m) {
     return ML_OK;
 }
 
-/* Work of one core: each round waits for the one before. */
-static double work(int64_t rounds) {
-    double x = 0.5;
+/* Work of one core: each round waits for the one before, and the first for what earlier work made,
+ * so that a compiler can neither move it nor do it once for several. */
+static double work(double x, int64_t rounds) {
     for (int64_t i = 0; i < rounds; i++) x = x * 0.75 + 0.25;
     return x;
 }
@@ -54,7 +54,7 @@ static int64_t rounds_in(double seconds, double *worked) {
     double fastest = 1;
     for (int i = 0; i < TIMES; i++) {
         double begin = comm_now();
-        *worked += work(TIMED);
+        *worked = work(*worked, TIMED);
         double took = comm_now() - begin;
         fastest = took < fastest ? took : fastest;
     }
@@ -65,7 +65,7 @@ static int64_t rounds_in(double seconds, double *worked) {
 static ml_status time_waits(ml_comm *comm, float *memory, measured *m) {
     double waited = 0;
     for (int64_t run = -UNCOUNTED; run < m->meetings; run++) {
-        m->worked += work(m->rounds);
+        m->worked = work(m->worked, m->rounds);
         double begin = comm_now();
         ML_TRY(ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, memory, memory,
                                m->count, ML_F32, ML_COMBINE_SUM));
@@ -138,12 +138,12 @@ ml_status ml_comm_measure_sum(int ranks, int64_t count, double *seconds) {
     return ML_OK;
 }
 
-ml_status ml_comm_measure_wait(int ranks, double work, double *seconds) {
+ml_status ml_comm_measure_wait(int ranks, double work_seconds, double *seconds) {
     enum { FEW = 16, LEAST = 16 };
     static const double long_enough = 0.06;
     measured m[MOST], like = {.times = time_waits, .count = FEW};
-    like.rounds = rounds_in(work, &like.worked);
-    like.meetings = LEAST + (int64_t)(long_enough / work);
+    like.rounds = rounds_in(work_seconds, &like.worked);
+    like.meetings = LEAST + (int64_t)(long_enough / work_seconds);
     ML_TRY(measure_ranks(ranks, &like, m));
     *seconds = 0;
     for (int i = 0; i < ranks; i++) *seconds += m[i].seconds / ranks;

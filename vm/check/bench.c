@@ -243,8 +243,8 @@ static int64_t items_of(const bench *b, int64_t bytes) {
     return items > LEAST ? items : LEAST;
 }
 
-/* What products with a short side take beside large ones: one for each thread, so that it does not
- * count into how many parts one would be cut. */
+/* What products with a short side take beside large ones: several for each thread, so that none is
+ * cut for threads. */
 static void measure_narrow(bench *b) {
     enum { SIDE = 32, LONG = 256 };
     ml_graph *g = b->graph;
@@ -285,19 +285,29 @@ static void measure_grouped(bench *b) {
     b->rates.grouped_flops = 2.0 * (double)all * SIDE * SIDE / seconds;
 }
 
-static void measure_links(bench *b) {
-    enum { FEW = 16, MANY = 1 << 18, MOST = 8 };
-    const int cores = ml_cpu_count();
-    ml_link_times times = {.bytes = 4 * MANY, .ranks = cores < 2 ? 2 : cores > MOST ? MOST : cores};
+static void measure_links(bench *b, int ranks) {
+    enum { FEW = 16, MANY = 1 << 18 };
+    ml_link_times times = {.bytes = 4 * MANY, .ranks = ranks};
     ML_CHECK(ml_comm_measure_sum(2, FEW, &times.few_of_2));
     ML_CHECK(ml_comm_measure_sum(4, FEW, &times.few_of_4));
-    ML_CHECK(ml_comm_measure_sum(times.ranks, MANY, &times.many));
+    ML_CHECK(ml_comm_measure_sum(ranks, MANY, &times.many));
     ml_rates_by_links(&b->rates, &times);
-    ml_wait_times waits = {
-        .short_work = 1e-4, .long_work = 1e-3, .ranks = times.ranks, .cores = cores};
-    ML_CHECK(ml_comm_measure_wait(waits.ranks, waits.short_work, &waits.after_short));
-    ML_CHECK(ml_comm_measure_wait(waits.ranks, waits.long_work, &waits.after_long));
+}
+
+/* The links are known. */
+static void measure_waits(bench *b, int ranks, int cores) {
+    ml_wait_times waits = {.short_work = 1e-4, .long_work = 1e-3, .ranks = ranks, .cores = cores};
+    ML_CHECK(ml_comm_measure_wait(ranks, waits.short_work, &waits.after_short));
+    ML_CHECK(ml_comm_measure_wait(ranks, waits.long_work, &waits.after_long));
     ml_rates_by_waits(&b->rates, &waits);
+}
+
+/* Of as many ranks as have a core each, at least two. */
+static void measure_ranks(bench *b) {
+    enum { MOST = 8 };
+    const int cores = ml_cpu_count(), ranks = cores < 2 ? 2 : cores > MOST ? MOST : cores;
+    measure_links(b, ranks);
+    measure_waits(b, ranks, cores);
 }
 
 static void rates_of_cpu(bench *b) {
@@ -305,7 +315,7 @@ static void rates_of_cpu(bench *b) {
     measure_attention(b);
     measure_narrow(b);
     measure_grouped(b);
-    measure_links(b);
+    measure_ranks(b);
     ml_rates *r = &b->rates;
     r->product_flops = r->wide_flops = b->found.gemm_flops;
     r->copy_bytes = b->found.copy_bytes;
