@@ -16,7 +16,7 @@ local TWICE = 2 -- a program's second run is what later ones repeat
 local ALONE, TOGETHER = 16, 8 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
 -- How much longer than a microbatch of `accum` rows are, at most. Each row reads and writes all weights and sums of gradients, so fewer
 -- and longer ones are faster as long as memory keeps their values; a quarter is for sequences that do not fill rows, or share one.
-local ROOMS, ROOM = { 2, 1.5, 1.25 }, 1.25
+local ROOMS, ROOM = { 3, 2, 1.5, 1.25 }, 1.25
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end

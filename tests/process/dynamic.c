@@ -183,9 +183,9 @@ static int64_t longest_row(process_room *room, const char *budget) {
 
 /* Rows are as long as memory allows: up to twice a microbatch. */
 PROCESS_TEST(dynamic_context_rows_by_memory) {
-    CHECK_EQ_INT(longest_row(room, ""), 2048);
+    CHECK_EQ_INT(longest_row(room, ""), 3072);
     const int64_t least = longest_row(room, "--memory 1.14GiB");
-    CHECK(least >= 1280 && least < 2048);
+    CHECK(least >= 1280 && least < 3072);
 }
 
 /* Rows that are compared and not taken leave nothing behind: a run takes the memory that a check
