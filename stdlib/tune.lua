@@ -182,7 +182,7 @@ end
 
 local function median(list)
   table.sort(list)
-  return list[(#list + 1) // 2]
+  return (list[(#list + 1) // 2] + list[#list // 2 + 1]) / 2
 end
 
 -- What --results holds, by command: {command =, tokens_per_s =} or {command =, reason =}, an object a line; of several
