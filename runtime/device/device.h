@@ -34,6 +34,15 @@ typedef struct {
     int64_t bytes;
 } ml_copied_part;
 
+/* A product of matrices, or by groups, in which these have `rows` of each item's rows, equally
+ * many. */
+typedef struct {
+    bool grouped;
+    ml_gemm gemm;
+    ml_ragged ragged;
+    int64_t rows;
+} ml_product;
+
 typedef struct {
     const char *name; /* "cpu", "cuda", "null" */
     ml_status (*open)(ml_device **device, int ordinal, const ml_device_options *options);
@@ -72,6 +81,12 @@ typedef struct {
     /* The seconds of a copy of so many bytes to such memory, of one back, and of both at once, the
      * fastest of a few; NULL where there is no such memory. */
     ml_status (*time_host_copies)(ml_device *device, int64_t bytes, double seconds[3]);
+    /* The seconds of each of the products on one of `ranks` that run it at once, on `threads`
+     * threads each, as it takes within a step; 0 of one that is not timed. NULL where products are
+     * predicted by rates. products_by: what computes them, on which times depend. */
+    ml_status (*time_products)(ml_device *device, const ml_product *products, int count, int ranks,
+                               int threads, double *seconds);
+    void (*products_by)(char *out, int size);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* Compile the kernels of several plans at once, all of which are loaded next. NULL where that

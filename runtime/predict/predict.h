@@ -33,11 +33,18 @@ typedef struct {
     double bubble;              /* share in which the ranks of a pipeline wait for one another */
 } ml_prediction;
 
+/* Products that were timed by their very shape. `seconds` of the step's product, by groups too, in
+ * which these have `rows` of the rows; 0: it was not timed, and rates say how long it takes. */
+typedef struct predict_products {
+    double (*seconds)(struct predict_products *products, const ml_step *step, int64_t rows);
+} predict_products;
+
 /* By what times are predicted. `rows`: those of a program, whose attention keeps the sequences of a
- * row apart; NULL: each row is one. */
+ * row apart; NULL: each row is one. `products` NULL: none was timed. */
 typedef struct {
     const ml_rates *rates;
     ml_sequence_rows *rows;
+    predict_products *products;
 } predict_basis;
 
 /* A step alone; *kind (NULL: not asked) becomes what bounds it. A WAIT takes no time. */

@@ -66,6 +66,20 @@ static double gemm_seconds(const ml_rates *rates, const ml_gemm *g) {
     return seconds + rates->result_share * result / rates->memory_bytes;
 }
 
+/* Rows of groups that are there, as a share of those for which there is room: ranks that exchange
+ * tokens have room for `exchange` times an even share. */
+static double filled_share(const ml_layout *layout) {
+    return layout && layout->exchange > 1 ? 1 / layout->exchange : 1;
+}
+
+/* As it was timed, with its start; 0: by rates. */
+static double timed_seconds(const predict_basis *by, const ml_layout *layout, const ml_step *step) {
+    if (by->products == NULL || (step->gemm == NULL && step->ragged == NULL)) return 0;
+    int64_t rows = 0;
+    if (step->ragged) rows = (int64_t)((double)step->ragged->rows * filled_share(layout) + 0.5);
+    return by->products->seconds(by->products, step, rows);
+}
+
 /* ---- Attention ---- */
 /* What the sequences of the program's rows leave of its query-key pairs. Queries are pieces of a
  * row that ranks share, or all of one, which may be longer than the rows that are known. */
@@ -94,13 +108,6 @@ static double attention_seconds(const predict_basis *by, const ml_attention_step
     if (a->args.causal || a->args.window) share += rates->attention_tile / (double)a->kv_seq;
     seconds *= share;
     return a->args.score ? seconds / rates->score_share : seconds;
-}
-
-/* ---- Others ---- */
-/* Rows of groups that are there, as a share of those for which there is room: ranks that exchange
- * tokens have room for `exchange` times an even share. */
-static double filled_share(const ml_layout *layout) {
-    return layout && layout->exchange > 1 ? 1 / layout->exchange : 1;
 }
 
 /* ---- Generation ---- */
@@ -240,6 +247,8 @@ double predict_step(const predict_basis *by, const ml_schedule *s, const ml_layo
         }
         if (is_scan(s, step)) work = scan_seconds(rates, s, step, &memory);
     }
+    const double timed = timed_seconds(by, layout, step);
+    if (timed > 0) work = timed, start = 0, bound = PREDICT_PRODUCTS;
     double seconds = most(work, memory);
     if (memory > work) bound = PREDICT_MEMORY;
     if (kind) *kind = start > seconds ? PREDICT_SIMPLE : bound;

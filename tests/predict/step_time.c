@@ -212,3 +212,59 @@ TEST(predict, cpu_ranks_share_cores) {
     ml_rates_share(&r, 2, 1); /* measured so */
     near(r.link_bytes, whole.link_bytes);
 }
+
+/* Products by what a table says of them. */
+typedef struct {
+    predict_products base;
+    double seconds;
+    int64_t asked, rows; /* how often; of the last product */
+} known_products;
+
+static double known_seconds(predict_products *products, const ml_step *step, int64_t rows) {
+    known_products *known = (known_products *)products;
+    CHECK(step->gemm != NULL || step->ragged != NULL);
+    known->asked++, known->rows = rows;
+    return known->seconds;
+}
+
+static double timed_step(ml_step *step, const ml_layout *layout, predict_products *products,
+                         predict_kind *kind) {
+    const ml_rates r = {
+        .wide_flops = 1e11, .grouped_flops = 1e11, .memory_bytes = 1e10, .launch_seconds = 1e-6};
+    ml_schedule s = {.steps = {.at = step, .count = 1}};
+    const predict_basis by = {.rates = &r, .products = products};
+    return predict_step(&by, &s, layout, 0, kind);
+}
+
+/* As it was timed, with its start; by rates where it was not, and no sooner than its bytes pass. */
+TEST(predict, products_that_were_timed) {
+    ml_gemm gemm = {.m = 512, .n = 256, .k = 256, .batch = {1, 1, 1}, .a_dtype = ML_F32};
+    ml_step step = {.kind = ML_STEP_GEMM, .gemm = &gemm, .bytes = 1 << 20, .flops = 1 << 26};
+    known_products known = {.base.seconds = known_seconds, .seconds = 9e-4};
+    predict_kind kind = PREDICT_KINDS;
+    double rated = timed_step(&step, NULL, NULL, NULL);
+    near(rated, 1e-6 + (1 << 26) / 1e11);
+    near(timed_step(&step, NULL, &known.base, &kind), 9e-4);
+    CHECK(kind == PREDICT_PRODUCTS && known.asked == 1);
+    known.seconds = 1e-5;
+    near(timed_step(&step, NULL, &known.base, &kind), (1 << 20) / 1e10);
+    CHECK(kind == PREDICT_MEMORY);
+    known.seconds = 0;
+    near(timed_step(&step, NULL, &known.base, &kind), rated);
+    step = (ml_step){.kind = ML_STEP_KERNEL, .bytes = 1 << 20, .flops = 1 << 26};
+    known.asked = 0;
+    timed_step(&step, NULL, &known.base, NULL);
+    CHECK(known.asked == 0);
+}
+
+/* Of groups as many rows as are there, not those for which there is room. */
+TEST(predict, products_by_groups_that_were_timed) {
+    ml_ragged ragged = {.outer = true, .batch = 1, .rows = 1536, .groups = 4, .k = 192, .n = 384};
+    ml_step step = {.kind = ML_STEP_RAGGED, .ragged = &ragged, .bytes = 1 << 20, .flops = 1e8};
+    known_products known = {.base.seconds = known_seconds, .seconds = 3e-3};
+    ml_layout layout = {.count = 1, .exchange = 1.5};
+    near(timed_step(&step, NULL, &known.base, NULL), 3e-3);
+    CHECK(known.rows == 1536);
+    near(timed_step(&step, &layout, &known.base, NULL), 3e-3);
+    CHECK(known.rows == 1024);
+}

@@ -3,6 +3,7 @@
 #include "tests/process/support.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static double predicted(process_room *room, const char *arguments, const char *key) {
@@ -98,12 +99,36 @@ PROCESS_TEST(check_predicts_bubbles_and_networks) {
     CHECK(exposed[1] > exposed[0]);
 }
 
+static int timed_entries(process_room *room) {
+    process_result r = process_shell(room, 0, "ls cache | grep -c '\\.timed$' || true");
+    return (int)strtol(r.output, NULL, 10);
+}
+
+/* Products of this machine's CPU are timed once; a table's device has none. */
+static void check_times_products_once(process_room *room, const char *check) {
+    CHECK(timed_entries(room) == 0);
+    process_run(room, 0, "MLUA_CACHE=cache",
+                "check --device h200 \"$ROOT/models/gpt.lua\" preset=demo");
+    CHECK(timed_entries(room) == 0);
+    process_result first = process_run(room, 0, "MLUA_CACHE=cache", "%s --mesh dp=2 --json", check);
+    const int entries = timed_entries(room);
+    CHECK(entries > 0);
+    process_result again = process_run(room, 0, "MLUA_CACHE=cache", "%s --mesh dp=2 --json", check);
+    CHECK(timed_entries(room) == entries);
+    const char *one = strstr(first.output, "\"predicted\":");
+    const char *other = strstr(again.output, "\"predicted\":");
+    REQUIRE(one != NULL && other != NULL);
+    double seconds = process_number(one, "\"seconds\":");
+    CHECK(seconds > 0 && process_number(other, "\"seconds\":") == seconds);
+}
+
 /* A device without a table has no prediction until it is measured; then the day is printed. */
 PROCESS_TEST(check_predicts_by_what_doctor_measured) {
     const char *check = "check --device cpu \"$ROOT/models/gpt.lua\" preset=demo";
     process_result before = process_run(room, 0, "MLUA_CACHE=cache", "%s", check);
     CHECK(strstr(before.output, "predicted step") == NULL);
     process_run(room, 0, "MLUA_CACHE=cache", "doctor --bench");
+    check_times_products_once(room, check);
     process_result after = process_run(room, 0, "MLUA_CACHE=cache", "%s", check);
     process_expect(&after, "(by rates measured here on 20");
     CHECK(process_number(after.output, "predicted step  ") > 0);

@@ -573,8 +573,8 @@ static void predict_cost(void *argument) {
     cost_call *call = argument;
     ml_sequence_rows none = {0};
     ml_prediction whole, rest;
-    predict_microbatch(&(predict_basis){call->rates, NULL}, call->plan, &whole);
-    predict_microbatch(&(predict_basis){call->rates, &none}, call->plan, &rest);
+    predict_microbatch(&(predict_basis){.rates = call->rates}, call->plan, &whole);
+    predict_microbatch(&(predict_basis){.rates = call->rates, .rows = &none}, call->plan, &rest);
     call->seconds = whole.seconds;
     call->attention = whole.seconds - rest.seconds;
 }

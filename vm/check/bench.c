@@ -444,8 +444,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
 /* ---- What was measured before ---- */
 static const uint64_t MAGIC = 0x38686365626d6c; /* "lmbech8" */
 
-/* The model and what else decides its speed; what is free of its memory today does not. */
-static ml_status entry_key(const char *name, int ordinal, uint64_t key[2]) {
+ml_status ml_bench_key(const char *name, int ordinal, uint64_t key[2]) {
     ml_device *device = NULL;
     ML_TRY(ml_device_open(name, ordinal, &device));
     const ml_target *target = &device->target;
@@ -490,7 +489,7 @@ ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *cei
     uint64_t key[2];
     bench_entry entry = {0};
     *ceilings = (ml_ceilings){0};
-    ml_status status = entry_key(device, ordinal, key);
+    ml_status status = ml_bench_key(device, ordinal, key);
     if (status == ML_OK && (again || !read_entry(key, &entry)))
         status = bench_new(device, ordinal, key, &entry);
     if (status == ML_OK) *ceilings = entry.ceilings;
@@ -500,7 +499,7 @@ ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *cei
 bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]) {
     uint64_t key[2];
     bench_entry entry;
-    if (entry_key(device, 0, key) != ML_OK || !read_entry(key, &entry)) return false;
+    if (ml_bench_key(device, 0, key) != ML_OK || !read_entry(key, &entry)) return false;
     *rates = entry.rates;
     memcpy(date, entry.date, ML_BENCH_DATE);
     return true;

@@ -18,6 +18,9 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes);
  * false: none are kept. */
 enum { ML_BENCH_DATE = 16 };
 bool ml_bench_rates(const char *device, ml_rates *rates, char date[ML_BENCH_DATE]);
+/* The model of a device and what else decides its speed; what is free of its memory today does not.
+ */
+ml_status ml_bench_key(const char *device, int ordinal, uint64_t key[2]);
 ml_dtype ml_bench_dtype(const char *device); /* of the products */
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "runtime/base/pool.h"
 #include "vm/check/bench.h"
+#include "vm/check/timed.h"
 #include "vm/cli/gpus.h"
 
 /* Rates that were measured on this machine come before those of a table. */
@@ -20,6 +21,7 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
     const ml_rates *table = gpu ? ml_rates_of(gpu->key) : NULL;
     if (here && ml_bench_rates(cpu ? "cpu" : "cuda", &p->rates, date)) {
         if (cpu) ml_rates_share(&p->rates, ranks, ml_cpu_count());
+        if (cpu) p->products = timed_products(L, ranks);
         p->source = vm_intern(L, lua_pushfstring(L, "by rates measured here on %s", date));
         lua_pop(L, 1);
         return p->known = true;
@@ -33,6 +35,7 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
 
 typedef struct {
     const ml_rates *rates;
+    predict_products *products;
     const ml_plan *plan;
     const vm_host *documents; /* NULL: each row is one */
     ml_arena *arena;
@@ -43,16 +46,20 @@ static void predict(void *argument) {
     predict_call *call = argument;
     const vm_host *h = call->documents;
     ml_sequence_rows rows;
-    predict_basis by = {call->rates, h ? &rows : NULL};
+    predict_basis by = {call->rates, h ? &rows : NULL, call->products};
     if (h) ml_sequence_rows_read(call->arena, h->data, h->dims[0], h->dims[1], &rows);
     predict_plan(&by, call->plan, &call->one);
 }
 
 static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double times) {
     call->rates = &p->rates;
+    call->products = p->products;
     call->arena = ml_arena_new();
     ml_status status = call->arena ? ml_protect(predict, call)
                                    : ml_fail(ML_NO_MEMORY, "not enough host memory to predict");
+    const bool may_time = vm_of(L)->options->confined == NULL;
+    if (status == ML_OK && may_time && timed_missing(p->products))
+        status = ml_protect(predict, call);
     ml_arena_free(call->arena);
     vm_check(L, status);
     predict_add(&p->step, &call->one, times);

@@ -9,10 +9,11 @@
 
 typedef struct {
     ml_prediction step;
-    bool known;         /* the device's rates are */
-    ml_rates rates;     /* of a rank */
-    double peak_flops;  /* of the device's data sheet, a second; 0: unknown */
-    const char *source; /* of the rates: "the table of an h200", "measured here 2026-11-26" */
+    bool known;                 /* the device's rates are */
+    ml_rates rates;             /* of a rank */
+    predict_products *products; /* that were timed; NULL: none */
+    double peak_flops;          /* of the device's data sheet, a second; 0: unknown */
+    const char *source;  /* of the rates: "the table of an h200", "measured here 2026-11-26" */
     const char *lengths; /* which documents attention is predicted by, in words; NULL: none */
 } vm_predicted;
 

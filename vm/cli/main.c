@@ -13,6 +13,7 @@
 #include "runtime/base/process.h"
 #include "runtime/base/suggest.h"
 #include "vm/check/dry.h"
+#include "vm/check/timed.h"
 #include "vm/cli/doctor.h"
 #include "vm/cli/folder.h"
 #include "vm/cli/from.h"
@@ -452,6 +453,7 @@ static int check_main(vm_options *options, int count, char **words) {
     if (!options_of_serve(options)) return EXIT_USAGE;
     options->json |= options->facts;
     if (!options->buffers && !readable(options->script)) return missing_script(options->script);
+    timed_plan(options);
     if (options->confined) options->limits = known_confine(options->confined);
     if (options->memory_curve) return library_main(options, "mlua.memory_curve", NULL);
     return run_script(options);

@@ -176,6 +176,7 @@ static void add_to(lua_State *L, const char *key, double amount) {
 typedef struct {
     bool known;
     ml_rates rates;
+    predict_products *products;
     const ml_layout *layout;
 } step_times;
 
@@ -186,7 +187,7 @@ static void add_step(lua_State *L, int by_key, int list, const step_times *times
     const ml_step *step = &part->schedule->steps.at[at];
     if (step->kind == ML_STEP_WAIT || step->kind == ML_STEP_HOST_COPY) return;
     const ml_origin *origin = ml_graph_origin(g, step->node);
-    const predict_basis by = {.rates = &times->rates};
+    const predict_basis by = {.rates = &times->rates, .products = times->products};
     bool backward = ml_graph_node(g, step->node)->flags & ML_NODE_BACKWARD;
     const char *kind = ml_step_kind_name(step->kind);
     const char *label =
@@ -231,6 +232,7 @@ static int core_known_steps(lua_State *L) {
     int64_t ranks = times.layout ? ml_layout_ranks(times.layout) : 1;
     if (lua_rawlen(L, 3)) times.known = predicted_rates(L, ranks, &predicted);
     times.rates = predicted.rates;
+    times.products = predicted.products;
     for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, 3); i++) {
         lua_rawgeti(L, 3, i);
         const vm_program *program = vm_to_program(L, -1);

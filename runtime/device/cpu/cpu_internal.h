@@ -60,4 +60,8 @@ int64_t cpu_ragged_scratch(const ml_ragged *ragged, int threads);
 ml_status cpu_ragged_run(const ml_ragged *ragged, char *const *operands, void *scratch,
                          ml_pool *pool);
 
+/* time_products of ml_device_ops (cpu_time.c). */
+ml_status cpu_time_products(ml_device *device, const ml_product *products, int count, int ranks,
+                            int threads, double *seconds);
+
 #endif
