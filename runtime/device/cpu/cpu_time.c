@@ -15,7 +15,7 @@
 enum { MOST_RANKS = 256, MOST_SETS = 8, ROUNDS = 3, LEAST_RUNS = 2, MOST_RUNS = 15 };
 enum { HUGE_PAGE = 2 << 20 };
 static const double LONG_ENOUGH = 0.002;       /* seconds of a round's runs */
-static const double THREAD_FLOPS = 1 << 28;    /* of a run, for each thread, at most */
+static const double THREAD_FLOPS = 1 << 27;    /* of a run, for each thread, at most */
 static const double FEW_FLOPS = 1e6;           /* fewer are not a part of anything */
 static const int64_t ROOM = (int64_t)64 << 20; /* bytes of a rank's operands, at most */
 
