@@ -120,6 +120,12 @@ static void check_times_products_once(process_room *room, const char *check) {
     REQUIRE(one != NULL && other != NULL);
     double seconds = process_number(one, "\"seconds\":");
     CHECK(seconds > 0 && process_number(other, "\"seconds\":") == seconds);
+    /* Others later: by what the same product takes beside them and took beside the first ones. */
+    process_result later =
+        process_run(room, 0, "MLUA_CACHE=cache MLUA_DEBUG=1", "%s batch=2 --mesh dp=2", check);
+    CHECK(timed_entries(room) > entries);
+    double scale = process_number(later.output, "ranks at once, scaled by");
+    EXPECT(scale > 0 && scale != 1, "scaled by %g", scale);
 }
 
 /* A device without a table has no prediction until it is measured; then the day is printed. */

@@ -195,19 +195,66 @@ static void print_product(const ml_product *p, double seconds) {
                  (long long)(g->batch[0] * g->batch[1] * g->batch[2]), 1e3 * seconds);
 }
 
+/* One that is timed beside all others, before each few of them. */
+static ml_product reference(void) {
+    enum { SIDE = 512 };
+    return (ml_product){.gemm = {.m = SIDE,
+                                 .n = SIDE,
+                                 .k = SIDE,
+                                 .batch = {1, 1, 1},
+                                 .a_row = SIDE,
+                                 .a_col = 1,
+                                 .b_row = SIDE,
+                                 .b_col = 1,
+                                 .c_row = SIDE,
+                                 .c_col = 1,
+                                 .a_dtype = ML_F32,
+                                 .b_dtype = ML_F32,
+                                 .c_dtype = ML_F32}};
+}
+
+static void add_product(missing_call *call, const ml_product *product, timed_product *from) {
+    call->products[call->count] = *product;
+    call->from[call->count++] = from;
+}
+
 /* Those that another process has timed meanwhile are known now. */
 static void list_missing(missing_call *call) {
-    const size_t room = call->table->all.count;
+    enum { FEW = 6 };
+    const size_t room = 2 * (size_t)call->table->all.count;
+    const ml_product beside = reference();
+    int listed = 0;
     call->products = ML_NEW_ARRAY(call->arena, ml_product, room);
     call->from = ML_NEW_ARRAY(call->arena, timed_product *, room);
     call->seconds = ML_NEW_ARRAY(call->arena, double, room);
-    for (uint32_t i = 0; i < room; i++) {
+    for (uint32_t i = 0; i < call->table->all.count; i++) {
         timed_product *p = &call->table->all.at[i];
         if (is_missing(call->table, p)) p->seconds = read_entry(p->key);
         if (!is_missing(call->table, p)) continue;
-        call->products[call->count] = p->product;
-        call->from[call->count++] = p;
+        if (listed++ % FEW == 0) add_product(call, &beside, NULL);
+        add_product(call, &p->product, p);
     }
+}
+
+static void write_entry(uint64_t key[2], double seconds) {
+    const timed_entry entry = {MAGIC, seconds};
+    ml_cache_write(key, "timed", &entry, sizeof entry); /* else again next time */
+}
+
+/* The speed of a machine that others use too changes from minute to minute: products that are timed
+ * at different times are compared by what the reference took beside them, and beside the first. */
+static double speed(const missing_call *call) {
+    const ml_product beside = reference();
+    uint64_t key[2];
+    double seconds = 0, count = 0;
+    for (uint32_t i = 0; i < call->count; i++)
+        if (call->from[i] == NULL) seconds += call->seconds[i], count++;
+    if (seconds <= 0) return 1;
+    product_key(call->table, &beside, key);
+    double first = read_entry(key);
+    if (first > 0) return first * count / seconds;
+    write_entry(key, seconds / count);
+    return 1;
 }
 
 static void time_missing(void *argument) {
@@ -216,15 +263,15 @@ static void time_missing(void *argument) {
     list_missing(call);
     ML_CHECK(call->device->ops->time_products(call->device, call->products, (int)call->count,
                                               table->ranks, table->threads, call->seconds));
+    const double scale = speed(call);
     for (uint32_t i = 0; i < call->count; i++) {
-        const timed_entry entry = {MAGIC, call->seconds[i]};
-        call->from[i]->seconds = entry.seconds;
-        print_product(&call->products[i], entry.seconds);
-        ml_cache_write(call->from[i]->key, "timed", &entry,
-                       sizeof entry); /* else again next time */
+        if (call->from[i] == NULL) continue;
+        call->from[i]->seconds = scale * call->seconds[i];
+        print_product(&call->products[i], call->from[i]->seconds);
+        write_entry(call->from[i]->key, call->from[i]->seconds);
     }
-    ml_debug(1, "timed %u products on %d threads, of %d ranks at once\n", call->count,
-             table->threads, table->ranks);
+    ml_debug(1, "timed on %d threads, of %d ranks at once, scaled by %.6f\n", table->threads,
+             table->ranks, scale);
 }
 
 static bool any_missing(const timed_table *table) {
