@@ -3,10 +3,11 @@
 -- Each candidate is a mesh, options of the layout (--layout) and a number of microbatches; the global batch, precision and
 -- capacity stay as they are. A check of one GPU says what the model computes; an analytic estimate from that orders all
 -- candidates and leaves out those whose states cannot fit. The first ones are planned and predicted by `mlua check`, several at once, and
--- each result corrects the estimates of candidates that resemble it (tune_candidates.lua). With --measure the best are run.
+-- each result corrects the estimates of candidates that resemble it (tune_candidates.lua). With --measure the best are run (tune_measured.lua).
 local core = require "mlua.core"
 local candidates = require "mlua.tune_candidates"
 local command = require "mlua.tune_command"
+local measured = require "mlua.tune_measured"
 
 local LIMIT = 8.5 -- seconds of the search; with the output some 9 for 175 B parameters on 1,024 GPUs
 local MORE = 3 -- so many times the limit more where nothing fits, or estimates say that what was found is poor
@@ -243,15 +244,15 @@ local function result_of(c, facts, known)
   return known[name].tokens_per_s, known[name].reason
 end
 
--- The candidates that lead are run one after another; what a run takes corrects the predictions of those that resemble it.
+-- The candidates that lead are run one after another; what a run takes corrects the predictions of the others.
 local function measure_best(facts, list)
   local known = read_results()
   for _ = 1, options.tries > 0 and options.tries or MEASURED.tries do
-    local c = candidates.leading(list)
+    local c = measured.leading(list)
     if not c then break end
     local rate, reason = result_of(c, facts, known)
     c.measured, c.unmeasured = rate, not rate and reason or nil
-    candidates.correct(list, facts.tokens)
+    measured.correct(list, facts.tokens)
     if not options.json then
       io.write(rate and ("measured %8.0f tokens/s, predicted %8.0f: %s\n"):format(rate, c.tokens_per_s, table.concat(candidate_words(c, facts), " "))
         or ("not measured: %s: %s\n"):format(table.concat(candidate_words(c, facts), " "), reason))

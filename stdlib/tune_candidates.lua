@@ -325,24 +325,6 @@ function candidates.counterparts(list, best)
   return out
 end
 
----Correct the predicted seconds by what was measured.
-function candidates.correct(list, tokens)
-  spread(list, function(c)
-    if c.measured then return tokens / c.measured / c.seconds end
-    return c.unmeasured and TOO_LARGE or nil
-  end, function(c, ratio) c.corrected = c.seconds and c.seconds * ratio end)
-end
-
----The one to measure next; nil where there is none.
-function candidates.leading(list)
-  local best
-  for _, c in ipairs(list) do
-    local seconds = c.fits and not c.measured and not c.unmeasured and (c.corrected or c.seconds)
-    if seconds and (not best or seconds < (best.corrected or best.seconds)) then best = c end
-  end
-  return best
-end
-
 ---Those that fit: what was measured first, then by predicted time; of equal plans one.
 function candidates.ranked(list)
   local out, seen = {}, {}
