@@ -14,7 +14,7 @@
 /* A sleeper looks around this often. Waiting is counted in such slices, so that time in which this
  * process itself was stopped is not held against the others. */
 static const double SLICE = 0.1;
-enum { LEAST_SPINS = 16 };
+enum { LEAST_SPINS = 16, WAITS = 64 };
 #define NO_PROGRESS "shows no progress for %.0f s (MLUA_TIMEOUT=SECONDS waits longer)"
 
 /* ---- Failures -------------------------------------------------------------------------------- */
@@ -129,16 +129,22 @@ static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, doubl
     comm_accuse(segment, rank, why);
 }
 
-/* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened. */
+/* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened, and
+ * tried in full again after so many waits: the sleeper of a machine that is quiet again wakes later
+ * than a spinner sees the others. */
 static bool spin(const ml_comm *comm, const comm_wait *wait, int *spins) {
-    for (int i = 0; i < *spins; i++) {
+    const int now = *spins > LEAST_SPINS ? *spins : LEAST_SPINS;
+    for (int i = 0; i < now; i++) {
         if (atomic_load_explicit(wait->word, memory_order_acquire) != wait->value) {
-            if (*spins < comm->spins) *spins *= 2;
+            *spins = 2 * now < comm->spins ? 2 * now : comm->spins;
             return true;
         }
         rest();
     }
-    if (*spins > LEAST_SPINS) *spins /= 2;
+    if (*spins > LEAST_SPINS)
+        *spins /= 2;
+    else if (--*spins <= LEAST_SPINS - WAITS)
+        *spins = comm->spins;
     return false;
 }
 

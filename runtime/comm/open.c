@@ -10,7 +10,7 @@
 #include "runtime/comm/wire_internal.h"
 
 /* Spinning pays only while every rank has a core of its own. */
-enum { SPINS = 2048, SPINS_CROWDED = 64 };
+enum { SPINS = 16384, SPINS_CROWDED = 64 };
 static const double PART_SECONDS = 5;
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
