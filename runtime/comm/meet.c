@@ -129,9 +129,9 @@ static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, doubl
     comm_accuse(segment, rank, why);
 }
 
-/* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened, and
- * tried in full again after so many waits: the sleeper of a machine that is quiet again wakes later
- * than a spinner sees the others. */
+/* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened,
+ * and tried in full again after so many waits: the sleeper of a machine that is quiet again wakes
+ * later than a spinner sees the others. */
 static bool spin(const ml_comm *comm, const comm_wait *wait, int *spins) {
     const int now = *spins > LEAST_SPINS ? *spins : LEAST_SPINS;
     for (int i = 0; i < now; i++) {
