@@ -197,7 +197,7 @@ local function read_results()
       local name = result.command
       known[name] = result
       rates[name] = rates[name] or {}
-      rates[name][#rates[name] + 1] = result.tokens_per_s
+      if result.tokens_per_s and result.tokens_per_s > 0 then rates[name][#rates[name] + 1] = result.tokens_per_s end
       if #rates[name] > 0 then known[name] = { command = name, tokens_per_s = median(rates[name]) } end
     end
   end

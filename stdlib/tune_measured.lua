@@ -2,7 +2,7 @@
 --
 -- The logarithm of measured over predicted seconds is taken for a Gaussian process over layouts (Rasmussen and Williams, Gaussian
 -- Processes for Machine Learning, 2006, equations 2.25 and 2.26): the sum of a part that all layouts share, one of the mesh, one of
--- ZeRO and one of the other options, each as large as its standard deviation here, and of noise.
+-- ZeRO and one of the other options, with the standard deviations below, and of noise.
 local measured = {}
 
 local MACHINE, MESH, ZERO, OTHERS, NOISE = 0.2, 0.05, 0.05, 0.05, 0.03

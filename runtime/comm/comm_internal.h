@@ -153,7 +153,7 @@ uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes
 int comm_described_rank(uint64_t what); /* the other end of a message; -1: it is a collective */
 void comm_describe_text(uint64_t what, char *text, size_t size);
 ml_status comm_begin(ml_group *g, uint64_t what); /* checks for failures */
-/* A wait until *word is no longer `value`: short spins, then sleep. `missing` names the rank that
+/* A wait until *word is no longer `value`: spins, then sleep. `missing` names the rank that
  * is waited for, -1 where none is any more. */
 typedef struct {
     _Atomic uint32_t *word, *sleepers;
@@ -162,7 +162,7 @@ typedef struct {
     int (*missing)(const void *argument);
     const void *argument;
 } comm_wait;
-/* `spins` is how often to look before sleeping; spinning that was in vain shortens it. */
+/* `spins`: how often to look before sleeping, which changes with success (meet.c). */
 ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins);
 void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers); /* after *word was changed */
 /* Post this member's step and wait for the others'. */

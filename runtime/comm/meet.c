@@ -1,4 +1,4 @@
-/* Waiting for other ranks, the members of a group above all: short spins, then sleep; and what is
+/* Waiting for other ranks, the members of a group above all: spins, then sleep; and what is
  * said when one of them does not come. */
 #include <errno.h>
 #include <limits.h>
@@ -131,7 +131,7 @@ static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, doubl
 
 /* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened,
  * and tried in full again after so many waits: the sleeper of a machine that is quiet again wakes
- * later than a spinner sees the others. */
+ * later than a spinner sees the others. From LEAST_SPINS down *spins counts these waits. */
 static bool spin(const ml_comm *comm, const comm_wait *wait, int *spins) {
     const int now = *spins > LEAST_SPINS ? *spins : LEAST_SPINS;
     for (int i = 0; i < now; i++) {

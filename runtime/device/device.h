@@ -82,8 +82,8 @@ typedef struct {
      * fastest of a few; NULL where there is no such memory. */
     ml_status (*time_host_copies)(ml_device *device, int64_t bytes, double seconds[3]);
     /* The seconds of each of the products on one of `ranks` that run it at once, on `threads`
-     * threads each, as it takes within a step; 0 of one that is not timed. NULL where products are
-     * predicted by rates. products_by: what computes them, on which times depend. */
+     * threads each, as long as it takes within a step; 0 of one that is not timed. NULL where
+     * products are predicted by rates. products_by: what computes them, on which times depend. */
     ml_status (*time_products)(ml_device *device, const ml_product *products, int count, int ranks,
                                int threads, double *seconds);
     void (*products_by)(char *out, int size);

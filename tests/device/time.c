@@ -42,6 +42,17 @@ static ml_product groups(int64_t batch, int64_t rows, bool outer) {
     return p;
 }
 
+/* Fewer rows than groups, which are multiplied all the same. */
+static ml_product few_rows(void) {
+    enum { ROWS = 8, SIDE = 512 };
+    ml_product p = groups(1, ROWS, false);
+    ml_ragged *r = &p.ragged;
+    p.rows = 3;
+    r->k = r->n = r->a_row = r->b_row = r->c_row = SIDE;
+    r->a_batch = r->c_batch = ROWS * SIDE, r->b_group = SIDE * SIDE;
+    return p;
+}
+
 static ml_product batched(void) {
     ml_product p = matrices(48, 32, 16, ML_BF16);
     p.gemm.batch[1] = 3, p.gemm.batch[2] = 5;
@@ -54,7 +65,7 @@ static ml_product batched(void) {
 /* The last ones are far larger than a part of them that takes as long for its size; they would need
  * gigabytes. */
 TEST(device, products_are_timed) {
-    enum { RANKS = 2, COUNT = 10, LARGE = 7 };
+    enum { RANKS = 2, COUNT = 11, LARGE = 8 };
     ml_product all[COUNT] = {matrices(64, 64, 64, ML_F32),
                              matrices(64, 64, 64, ML_F64),
                              matrices(2, 256, 512, ML_F32),
@@ -62,6 +73,7 @@ TEST(device, products_are_timed) {
                              groups(2, 96, false),
                              groups(2, 96, true),
                              matrices(16, 0, 16, ML_F32),
+                             few_rows(),
                              matrices(8192, 8192, 8192, ML_F32),
                              matrices(16, 16, 1 << 26, ML_F32),
                              matrices(1 << 26, 8, 8, ML_F32)};
@@ -72,6 +84,8 @@ TEST(device, products_are_timed) {
     REQUIRE(device->ops->time_products(device, all, COUNT, RANKS, 1, seconds) == ML_OK);
     for (int i = 0; i < COUNT; i++)
         EXPECT(i == 6 ? seconds[i] == 0 : seconds[i] > 0, "product %d: %g s", i, seconds[i]);
+    const double flops = 2.0 * 3 * 512 * 512, fastest = 2e11; /* of a core */
+    EXPECT(seconds[7] > flops / fastest, "three rows of four groups: %g s", seconds[7]);
     for (int i = LARGE; i < COUNT; i++)
         EXPECT(seconds[i] > 100 * seconds[0], "product %d: %g s, a small one %g", i, seconds[i],
                seconds[0]);

@@ -1,8 +1,8 @@
--- mlua tune --measure: after five runs of measured layouts it has run one within 2 % of the fastest. Each line is a layout's
+-- mlua tune --measure: after three runs of measured layouts it has run one within 3.2 % of the fastest, after five the fastest. Each line is a layout's
 -- predicted and measured milliseconds (tests/tuned.py), its mesh and its options.
 local measured = require "mlua.tune_measured"
 
-local TRIES, WITHIN = 5, 1.02
+local WITHIN = { [3] = 1.032, [5] = 1 } -- by runs
 local RUNS = {
   { "gpt, 8 ranks of a CPU of 16 threads", [[
 86.41 116.3 dp=8 preset=fsdp zero=true reshard=false accum=1
@@ -131,8 +131,10 @@ local function search(text, tries)
 end
 
 for _, run in ipairs(RUNS) do
-  local ratio = search(run[2], TRIES)
-  assert(ratio <= WITHIN, ("%s: %.3f times the fastest after %d runs"):format(run[1], ratio, TRIES))
+  for tries, within in pairs(WITHIN) do
+    local ratio = search(run[2], tries)
+    assert(ratio <= within, ("%s: %.4f times the fastest after %d runs"):format(run[1], ratio, tries))
+  end
 end
 
 -- One that does not run is not tried again, and those like it come after others.

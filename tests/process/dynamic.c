@@ -181,7 +181,7 @@ static int64_t longest_row(process_room *room, const char *budget) {
     return at != NULL ? atoll(at + sizeof text - 1) : 0;
 }
 
-/* Rows are as long as memory allows: up to twice a microbatch. */
+/* Rows are as long as memory allows: up to three times a microbatch. */
 PROCESS_TEST(dynamic_context_rows_by_memory) {
     CHECK_EQ_INT(longest_row(room, ""), 3072);
     const int64_t least = longest_row(room, "--memory 1.14GiB");

@@ -3,8 +3,8 @@
 #ifndef ML_QUIET_H
 #define ML_QUIET_H
 
-/* This process plans until it ends or times: others time when it does not. Waits for those that
- * time now. */
+/* This process plans until it ends or times: meanwhile none times. Waits for those that time now.
+ */
 void quiet_plan(void);
 /* It plans no longer, and times: waits until no other does either. */
 void quiet_begin(void);

@@ -13,7 +13,7 @@
 #include "vm/check/bench.h"
 #include "vm/check/quiet.h"
 
-static const uint64_t MAGIC = 0x3164656d69746c6d; /* "mltimed1" */
+static const uint64_t MAGIC = 0x3264656d69746c6d; /* "mltimed2" */
 
 /* The cache entry of a product. */
 typedef struct {
@@ -107,10 +107,10 @@ static void find_product(void *argument) {
         call->found = &table->all.at[at];
         if (call->found->key[1] == key[1]) return;
     }
-    ml_index_add(&table->index, key[0], table->all.count);
     call->found = ML_PUSH(table->arena, &table->all);
     *call->found = (timed_product){
         {key[0], key[1]}, table->threads, table->ranks, read_entry(key), call->product};
+    ml_index_add(&table->index, key[0], table->all.count - 1);
 }
 
 static double timed_seconds(predict_products *products, const ml_step *step, int64_t rows) {
@@ -195,10 +195,12 @@ static void print_product(const ml_product *p, double seconds) {
                  (long long)(g->batch[0] * g->batch[1] * g->batch[2]), 1e3 * seconds);
 }
 
-/* One that is timed beside all others, before each few of them. */
+/* One that is timed beside all others, before each few of them. Its rows, which no step's has, keep
+ * its entry apart from that of such a product of a step. */
 static ml_product reference(void) {
     enum { SIDE = 512 };
-    return (ml_product){.gemm = {.m = SIDE,
+    return (ml_product){.rows = -1,
+                        .gemm = {.m = SIDE,
                                  .n = SIDE,
                                  .k = SIDE,
                                  .batch = {1, 1, 1},
@@ -242,7 +244,8 @@ static void write_entry(uint64_t key[2], double seconds) {
 }
 
 /* The speed of a machine that others use too changes from minute to minute: products that are timed
- * at different times are compared by what the reference took beside them, and beside the first. */
+ * at different times, on as many ranks and threads, are compared by what the reference took beside
+ * them, and beside the first. */
 static double speed(const missing_call *call) {
     const ml_product beside = reference();
     uint64_t key[2];

@@ -93,8 +93,8 @@ static double flops_of(const ml_product *p) {
 /* Without gaps, in the order of the strides: the inner one stays 1. */
 static void close_gaps(int64_t rows, int64_t cols, int64_t *row, int64_t *col, const int64_t *batch,
                        int64_t *batch_stride) {
-    if (*col == 1)
-        *row = cols;
+    if (*col == 1 || rows == 1 || cols == 1)
+        *row = cols, *col = 1;
     else
         *col = rows, *row = 1;
     int64_t item = rows * cols;
@@ -119,7 +119,10 @@ static void halve(ml_gemm *g) {
     close_gaps(g->m, g->n, &g->c_row, &g->c_col, g->batch, g->c_batch);
 }
 
-static void count_bytes(timed *t) {
+static void count_bytes(timed *t, int threads) {
+    int64_t scratch = t->product.grouped ? cpu_ragged_scratch(&t->product.ragged, threads)
+                                         : cpu_gemm_scratch(&t->product.gemm, threads);
+    t->scratch = cpu_aligned(scratch);
     memset(t->bytes, 0, sizeof t->bytes);
     if (t->product.grouped)
         ragged_bytes(&t->product.ragged, t->bytes);
@@ -132,17 +135,13 @@ static void count_bytes(timed *t) {
 /* Of products by groups no part is taken: large ones are not timed. */
 static void prepare(timed *t, int threads, int64_t room) {
     const double whole = flops_of(&t->product), most = THREAD_FLOPS * threads;
-    const ml_gemm *g = &t->product.gemm;
     if (whole <= 0) return;
-    for (count_bytes(t); flops_of(&t->product) > most || 2 * t->set > room; count_bytes(t)) {
+    for (count_bytes(t, threads); flops_of(&t->product) > most || t->scratch + 2 * t->set > room;
+         count_bytes(t, threads)) {
         if (t->product.grouped || flops_of(&t->product) < FEW_FLOPS) return;
         halve(&t->product.gemm);
     }
     t->share = flops_of(&t->product) / whole;
-    t->scratch = t->product.grouped ? cpu_ragged_scratch(&t->product.ragged, threads)
-                                    : cpu_gemm_scratch(g, threads);
-    t->scratch = cpu_aligned(t->scratch);
-    if (t->scratch + t->set > room) return;
     const int64_t sets = (room - t->scratch) / t->set;
     t->sets = sets < MOST_SETS ? (int)sets : MOST_SETS;
 }
@@ -159,18 +158,18 @@ static void find_operands(const timed *t, char *room, int set, char *operands[OP
     for (int i = 0; i < OPERANDS; at += t->bytes[i++]) operands[i] = at;
 }
 
-/* All groups have as many rows. */
+/* All groups have as many rows, but for one. */
 static void write_groups(const timed *t, char *room) {
     const ml_ragged *r = &t->product.ragged;
-    const int64_t each = t->product.rows / r->groups;
+    const int64_t rows = t->product.rows;
     for (int set = 0; set < t->sets; set++) {
         char *operands[OPERANDS];
         find_operands(t, room, set, operands);
         int32_t *starts = (int32_t *)operands[STARTS], *ends = (int32_t *)operands[ENDS];
         for (int64_t b = 0; b < r->batch; b++)
             for (int64_t e = 0; e < r->groups; e++) {
-                starts[b * r->start_batch + e * r->start_stride] = (int32_t)(e * each);
-                ends[b * r->end_batch + e * r->end_stride] = (int32_t)((e + 1) * each);
+                starts[b * r->start_batch + e * r->start_stride] = (int32_t)(e * rows / r->groups);
+                ends[b * r->end_batch + e * r->end_stride] = (int32_t)((e + 1) * rows / r->groups);
             }
     }
 }
@@ -204,10 +203,10 @@ static double median_seconds(const timed *t, char *room, ml_pool *pool) {
         all += seconds[runs++];
     }
     qsort(seconds, (size_t)runs, sizeof *seconds, by_size);
-    return seconds[(runs - 1) / 2] / t->share;
+    return (seconds[(runs - 1) / 2] + seconds[runs / 2]) / 2 / t->share;
 }
 
-/* Numbers of about unit size in every type that is multiplied. */
+/* Numbers of about unit size in every type that is multiplied, in place of an earlier product's. */
 static void fill(char *room, int64_t bytes) {
     enum { SEED = 1 << 16 };
     uint64_t state = 0x9e3779b97f4a7c15;
@@ -225,9 +224,9 @@ static void time_all(timing_rank *rank) {
     timing *all = rank->all;
     char *room = all->memory + rank->number * all->room;
     double *seconds = all->seconds + rank->number * all->count * ROUNDS;
-    fill(room, all->room);
     for (int i = 0; i < ROUNDS * all->count; i++) {
         const timed *t = &all->list[i % all->count];
+        if (t->sets > 0) fill(room, t->scratch + t->sets * t->set);
         pthread_barrier_wait(&all->together);
         if (t->sets == 0) continue;
         if (t->product.grouped) write_groups(t, room);
@@ -266,12 +265,15 @@ static ml_status run_ranks(timing *all, timing_rank *ranks) {
 
 static void means(const timing *all, double *seconds) {
     for (int i = 0; i < all->count; i++) {
+        bool failed = false; /* on some rank */
         seconds[i] = 0;
         for (int r = 0; r < all->ranks; r++) {
             double *rounds = all->seconds + (r * all->count + i) * ROUNDS;
             qsort(rounds, ROUNDS, sizeof *rounds, by_size);
+            if (rounds[ROUNDS / 2] <= 0) failed = true;
             seconds[i] += rounds[ROUNDS / 2] / all->ranks;
         }
+        if (failed) seconds[i] = 0;
     }
 }
 
