@@ -193,11 +193,12 @@ local function read_results()
   if not file then return known end
   for line in file:lines() do
     local result = core.json(line)
-    if result and result.command then
+    local useless = result and result.tokens_per_s and result.tokens_per_s <= 0
+    if result and result.command and not useless then
       local name = result.command
       known[name] = result
       rates[name] = rates[name] or {}
-      if result.tokens_per_s and result.tokens_per_s > 0 then rates[name][#rates[name] + 1] = result.tokens_per_s end
+      rates[name][#rates[name] + 1] = result.tokens_per_s
       if #rates[name] > 0 then known[name] = { command = name, tokens_per_s = median(rates[name]) } end
     end
   end

@@ -1,12 +1,12 @@
 -- What measured steps of some layouts say of the predictions of others (mlua tune --measure).
 --
--- The logarithm of measured over predicted seconds is taken for a Gaussian process over layouts (Rasmussen and Williams, Gaussian
--- Processes for Machine Learning, 2006, equations 2.25 and 2.26): the sum of a part that all layouts share, one of the mesh, one of
--- ZeRO and one of the other options, with the standard deviations below, and of noise.
+-- log(measured seconds / predicted seconds) is modelled as a Gaussian process over layouts (Rasmussen and Williams, Gaussian Processes
+-- for Machine Learning, 2006, equations 2.25 and 2.26), a sum of independent terms: one of all layouts, one of each mesh, one of each
+-- setting of ZeRO, one of the other options, and measurement noise. The constants are their standard deviations.
 local measured = {}
 
 local MACHINE, MESH, ZERO, OTHERS, NOISE = 0.2, 0.05, 0.05, 0.05, 0.03
-local HOPE = 0.5 -- the layout that leads is the fastest if its prediction is off by so many standard deviations to its advantage
+local HOPE = 0.5 -- candidates are ordered by the mean less so many standard deviations (a lower confidence bound)
 local FAILED = 2 -- one that does not run counts as so much slower than predicted
 
 local AXES = { "pp", "dp", "ep", "cp", "tp" }
@@ -57,7 +57,7 @@ local function dot(a, b)
   return sum
 end
 
----Set `hoped` of each candidate that has predicted `seconds`: the seconds that its step takes if it is as fast as may be hoped after
+---Set `hoped` of each candidate that has predicted `seconds`: the lower confidence bound of the seconds of its step, after
 ---what was `measured` (tokens/s), or found not to run (`unmeasured`), of some.
 ---@param list table[]
 ---@param tokens number of a step
