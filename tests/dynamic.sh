@@ -6,6 +6,8 @@
 #   static       all documents with RANKS ranks a sequence
 #   dynamic      cp="dynamic" for all documents; its ratio to `static`, and to the harmonic mean of cp1, cp2 ...
 #                weighted by their shares of tokens
+#   alone        RANKS times one GPU's throughput on the windows of `static`, each on it alone: the same products and query-key
+#                pairs without messages, filling or uneven ranks, which bounds any placement
 # STEPS a run (16), of which the first 6 do not count; MODEL are further settings, EACH the tokens of a sequence a rank.
 set -u
 cd "$(dirname "$0")/.."
@@ -21,7 +23,7 @@ import json, re, statistics, sys
 out, tokens, only = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 shares = {name: float(s) for name, s in re.findall(r"(cp\d+) ([\d.]+)", open(out + "/lengths.txt").read())}
 speed = {}
-for name in only or [n + r for r in ("", "-ring") for n in [*shares, "static", "dynamic"]]:
+for name in only or ["alone", *(n + r for r in ("", "-ring") for n in [*shares, "static", "dynamic"])]:
     try:
         lines = [json.loads(line) for line in open(f"{out}/{name}.json") if line.startswith("{")]
     except OSError:
@@ -39,21 +41,25 @@ for ring in ("", "-ring") if not only else ():
     try:
         static = {n: speed.get(n + ring) or speed[n] for n in shares}
         mean = 1 / sum(share / static[n] for n, share in shares.items())
+        alone = f", {speed['dynamic' + ring] / speed['alone']:.3f} of alone" if "alone" in speed else ""
         print(f"dynamic{ring}: {speed['dynamic' + ring] / speed['static' + ring]:.3f} of static, "
-              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (shares {shares})")
+              f"{speed['dynamic' + ring] / mean:.3f} of the harmonic mean {mean:.0f} (shares {shares}){alone}")
     except KeyError:
         pass
 PY
 )
-run() { # NAME DATA CP LAYOUT: windows for CP ranks, in groups of CP
-    local cp=$3
+train() { # NAME DATA TOKENS ROWS RANKS CP LAYOUT: microbatches of ROWS windows of TOKENS for CP ranks, 8 * each * RANKS tokens a step
+    local batch=$((8 * each * $5 / $3))
     if timeout "${LIMIT:-200}" "$mlua" run models/llama.lua "${model[@]}" steps="$steps" data="$out/$2.bin" \
-        pack=document seq=$((each * cp)) batch=$((8 * ranks / cp)) accum=8 -n "$ranks" \
-        --mesh dp=$((ranks / cp)),cp="$cp" --layout "zero=false$4" --json >"$out/$1.json" 2>"$out/$1.txt"; then
+        pack=document seq="$3" batch="$batch" accum=$((batch / $4)) -n "$5" \
+        --mesh dp=$(($5 / $6)),cp="$6" --layout "zero=false$7" --json >"$out/$1.json" 2>"$out/$1.txt"; then
         python3 -c "$table" "$out" $((8 * ranks * each)) "$1"
     else
         echo "$1 failed: $(tail -n 3 "$out/$1.txt")"
     fi
+}
+run() { # NAME DATA CP LAYOUT: windows for CP ranks, in groups of CP
+    train "$1" "$2" $((each * $3)) $((ranks / $3)) "$ranks" "$3" "$4"
 }
 compare() { # SUFFIX LAYOUT
     for ((cp = 1; cp <= ranks; cp *= 2)); do
@@ -64,5 +70,6 @@ compare() { # SUFFIX LAYOUT
 }
 compare "" ""
 [ "${RING:-1}" = 0 ] || compare -ring ,context=ring
+train alone all "$most" 1 1 1 ""
 grep -h "^sequences" "$out"/dynamic*.txt
 python3 -c "$table" "$out" $((8 * ranks * each))
