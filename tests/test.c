@@ -1,6 +1,7 @@
 /* See test.h. */
 #define _GNU_SOURCE /* pipe2 */
 #include "tests/test.h"
+#include "runtime/base/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +15,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct {
@@ -369,12 +369,6 @@ static double cpu_seconds(void) {
     return sum;
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 typedef enum { PASSED, FAILED, SKIPPED, RESULTS } result;
 
 /* Defined where the blocks that each test reaches are recorded (tests/reach/blocks.c). */
@@ -382,7 +376,7 @@ __attribute__((weak)) void test_begins(const char *name);
 
 static result run_one(const options *o, const test *t, float *cpu_taken) {
     int64_t blocks = ml_live_blocks();
-    double start = seconds(), cpu_start = cpu_seconds();
+    double start = ml_clock_now(), cpu_start = cpu_seconds();
     running = t->name;
     if (test_begins) test_begins(running);
     failures = checks = 0;
@@ -394,7 +388,7 @@ static result run_one(const options *o, const test *t, float *cpu_taken) {
     int64_t left = ml_live_blocks() - blocks;
     if (left && !failures) test_fail("%lld heap blocks are left behind", (long long)left);
     if (!checks && !skip_reason[0]) test_fail("no check was reached (see test_skip)");
-    double taken = seconds() - start, cpu = cpu_seconds() - cpu_start;
+    double taken = ml_clock_now() - start, cpu = cpu_seconds() - cpu_start;
     *cpu_taken = (float)cpu;
     if (failures)
         fprintf(stderr, "FAILED %s\n", t->name);

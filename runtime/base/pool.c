@@ -7,9 +7,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/memory.h"
 #include "runtime/base/process.h"
 
@@ -47,13 +47,7 @@ struct ml_pool {
 
 /* Longer than a step of decoding waits for the script, which takes 24 us to read it and feed the
  * next. */
-enum { SPIN_NANOSECONDS = 60000 };
-
-static int64_t nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
+#define SPIN_SECONDS 60e-6
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -75,13 +69,13 @@ static bool all_done(ml_pool *pool) {
 static bool spin_until(ml_pool *pool, bool (*ready)(ml_pool *)) {
     if (ready(pool)) return true;
     if (!pool->spins) return false;
-    int64_t end = nanoseconds() + SPIN_NANOSECONDS;
+    double end = ml_clock_now() + SPIN_SECONDS;
     do
         for (int i = 0; i < 64; i++) {
             if (ready(pool)) return true;
             relax();
         }
-    while (nanoseconds() < end);
+    while (ml_clock_now() < end);
     return false;
 }
 

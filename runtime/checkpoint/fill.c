@@ -3,18 +3,12 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 
 enum { THREADS = 16, AHEAD = 2 }; /* at most; pieces of a thread that are announced */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static int64_t resident_peak(void) {
     struct rusage usage;
@@ -180,7 +174,7 @@ static ml_status piece_copy(const fill *f, const fill_box *box, int width, int s
 }
 
 void fill_lap(fill_thread *thread, int kind) {
-    const double time = now();
+    const double time = ml_clock_now();
     thread->seconds[kind] += time - thread->since;
     thread->since = time;
 }
@@ -190,7 +184,7 @@ static ml_status piece_make(const fill *f, const fill_piece *piece, int number,
     const fill_item *item = &f->items[piece->item];
     char *to = f->session->states[item->state].memory;
     to += piece->box.target * item->width;
-    thread->since = now();
+    thread->since = ml_clock_now();
     if (f->buffers == NULL) return f->make(f->context, item, &piece->box, to, thread);
     fill_box box = piece->box;
     char *buffer = f->buffers + (int64_t)FILL_PIECE * number;
@@ -273,7 +267,7 @@ static ml_status threads_run(fill *f, int64_t scratch) {
 
 ml_status fill_run(ml_session *session, const fill_item *items, int count, int64_t scratch,
                    fill_make *make, void *context, fill_times *times) {
-    *times = (fill_times){.resident = resident_peak(), .began = now()};
+    *times = (fill_times){.resident = resident_peak(), .began = ml_clock_now()};
     fill *f = ml_alloc(sizeof *f);
     if (f == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while loading states");
     f->session = session;
@@ -307,7 +301,7 @@ void fill_report(const ml_session *session, const char *path, const fill_times *
              "loaded %.3f GiB of %s in %.3f s by %d threads: each %.3f s reading, %.3f hashing, "
              "%.3f converting, %.3f copying to the device; %.0f MiB of buffers, %.0f MiB more "
              "host memory at the peak\n",
-             (double)times->bytes / (1 << 30), path, now() - times->began, times->threads,
+             (double)times->bytes / (1 << 30), path, ml_clock_now() - times->began, times->threads,
              s[FILL_READ] / threads, s[FILL_HASH] / threads, s[FILL_CONVERT] / threads,
              s[FILL_COPY] / threads, (double)times->buffers / (1 << 20),
              (double)(more > 0 ? more : 0) / (1 << 20));

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -63,12 +64,6 @@ struct ml_checkpoint_writer {
     ml_status removal;
     char problem[PATH + 256];
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void save_free(save *s) {
     if (s == NULL) return;
@@ -488,7 +483,7 @@ static void *save_thread(void *context) {
         else if (!s->named)
             ml_durable_remove(s->folder);
     }
-    s->result.seconds = now() - s->began;
+    s->result.seconds = ml_clock_now() - s->began;
     atomic_store(&writer->ended, true);
     return NULL;
 }
@@ -602,7 +597,7 @@ static ml_status save_new(const ml_session *session, save **made) {
     if (s == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a checkpoint");
     s->report = -1;
     pthread_mutex_init(&s->fetching, NULL);
-    s->began = now();
+    s->began = ml_clock_now();
     s->world = 1;
     if (session->everyone != NULL) {
         s->comm = session->comm;
@@ -640,7 +635,7 @@ ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, co
     snprintf(s->result.path, sizeof s->result.path, "%.*s", (int)length, path);
     describe_call describe = {session, s, record, entries, count};
     ml_status status = save_begin(session, s, &describe);
-    s->result.stall = now() - s->began;
+    s->result.stall = ml_clock_now() - s->began;
     if (status == ML_OK)
         writer_start(writer, s);
     else

@@ -146,7 +146,6 @@ typedef enum {
     COMM_SEND,
     COMM_RECEIVE,
 } comm_kind;
-double comm_now(void); /* seconds, monotonic */
 comm_survey comm_look(const ml_comm *comm);
 uint64_t comm_describe(comm_kind kind, ml_combine combine, ml_dtype dtype, int64_t count);
 uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes);

@@ -4,12 +4,6 @@
 
 #include "runtime/comm/comm_internal.h"
 
-double comm_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 enum { KIND_AT = 58, COMBINE_AT = 56, DTYPE_AT = 52, OTHER_AT = 46, TAG_AT = 34 };
 _Static_assert(COMM_RECEIVE < 64 && ML_COMBINE_COUNT <= 4 && ML_DTYPE_COUNT <= 16,
                "what a rank is in fits one word");

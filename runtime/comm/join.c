@@ -1,4 +1,5 @@
 /* Where ranks that no launcher of ours started find one another. */
+#include "runtime/base/clock.h"
 #include "runtime/comm/join_internal.h"
 
 #include <stdlib.h>
@@ -35,7 +36,7 @@ ml_status comm_join(ml_comm *comm, const ml_launch *launch) {
     char secret[65 + 256];
     const int timeout = launch->options.timeout;
     join_job job = {.launch = launch};
-    job.deadline = comm_now() + (timeout > 0 ? timeout : JOIN_SECONDS);
+    job.deadline = ml_clock_now() + (timeout > 0 ? timeout : JOIN_SECONDS);
     if (!split_address(launch->address, &job)) {
         ml_fail(ML_INVALID, "%s does not say where rank 0 is%s%s", launch->source,
                 *launch->address ? ": " : "", launch->address);

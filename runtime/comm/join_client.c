@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/wire_internal.h"
 
 static const double CONNECT_SECONDS = 1, PROOF_SECONDS = 5, LAST_WORD_SECONDS = 5;
@@ -30,7 +31,7 @@ static bool shake_hands(visit *v, int fd) {
     join_challenge challenge;
     join_answer answer;
     uint8_t proof[DIGEST_BYTES];
-    double deadline = sooner(comm_now() + PROOF_SECONDS, v->job->deadline);
+    double deadline = sooner(ml_clock_now() + PROOF_SECONDS, v->job->deadline);
     join_random(v->hello.nonce, sizeof v->hello.nonce);
     if (!join_write(fd, &v->hello, sizeof v->hello, deadline) ||
         !join_read(fd, &challenge, sizeof challenge, deadline))
@@ -59,7 +60,7 @@ static int try_all(visit *v) {
     int count = strcmp(hosts[0], hosts[1]) == 0 ? 1 : 2;
     for (int host = 0; host < count; host++)
         for (int i = 0; i < v->job->ports; i++) {
-            double deadline = sooner(comm_now() + CONNECT_SECONDS, v->job->deadline);
+            double deadline = sooner(ml_clock_now() + CONNECT_SECONDS, v->job->deadline);
             int fd = join_address(hosts[host], v->job->port + i, false, deadline);
             if (fd < 0) continue;
             if (shake_hands(v, fd)) return fd;
@@ -92,8 +93,9 @@ static ml_status fetch_segment(ml_comm *comm, visit *v) {
     join_request request = {.rank = (uint32_t)comm->rank};
     memcpy(request.ticket, v->welcome.ticket, sizeof request.ticket);
     int socket = join_local(v->welcome.name, false);
-    if (socket >= 0 && join_write(socket, &request, sizeof request, comm_now() + PROOF_SECONDS) &&
-        join_wait(socket, POLLIN, comm_now() + PROOF_SECONDS))
+    if (socket >= 0 &&
+        join_write(socket, &request, sizeof request, ml_clock_now() + PROOF_SECONDS) &&
+        join_wait(socket, POLLIN, ml_clock_now() + PROOF_SECONDS))
         comm->fd = receive_descriptor(socket);
     join_close(&socket);
     if (comm->fd >= 0) return ML_OK;
@@ -129,7 +131,7 @@ ml_status join_enter(ml_comm *comm, const join_job *job) {
     memcpy(v.hello.magic, JOIN_MAGIC, sizeof v.hello.magic);
     v.hello.rank = (uint32_t)job->launch->rank;
     v.hello.world = (uint32_t)job->launch->world;
-    while (comm_now() < job->deadline) {
+    while (ml_clock_now() < job->deadline) {
         int fd = try_all(&v);
         if (fd < 0) {
             usleep(50000);

@@ -57,7 +57,7 @@ typedef struct {
     uint8_t key[DIGEST_BYTES];
     char host[256];
     int port, ports; /* the first, and how many from there on rank 0 may be at */
-    double deadline; /* of comm_now */
+    double deadline; /* of ml_clock_now */
 } join_job;
 
 /* secret.c */

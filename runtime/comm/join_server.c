@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h"
 #include "runtime/comm/wire_internal.h"
 
@@ -37,7 +38,7 @@ typedef struct {
 static void welcome(server *s, guest *g, join_welcome *w) {
     join_who_fill(s->job->launch, &w->who);
     join_prove_welcome(s->job, &g->hello, g->nonce, w, w->proof);
-    join_write(g->fd, w, sizeof *w, comm_now() + 1);
+    join_write(g->fd, w, sizeof *w, ml_clock_now() + 1);
 }
 
 static void refuse(server *s, guest *g, const char *text) {
@@ -118,7 +119,7 @@ static void accept_guest(server *s) {
     for (int i = 0; i < PENDING && place->fd >= 0; i++)
         if (s->pending[i].fd < 0 || s->pending[i].since < place->since) place = &s->pending[i];
     if (place->fd >= 0) drop(s, place, "too many at once");
-    *place = (guest){.fd = fd, .since = comm_now()};
+    *place = (guest){.fd = fd, .since = ml_clock_now()};
 }
 
 /* One round of poll. A rank that has joined says nothing more: if it does, or leaves, it is out. */
@@ -130,7 +131,7 @@ static void serve_once(server *s) {
     for (int i = 0; i < s->world; i++)
         s->polled[count++] = (struct pollfd){.fd = s->ranks[i].fd, .events = POLLIN | POLLRDHUP};
     if (poll(s->polled, (nfds_t)count, 200) < 0) return;
-    double now = comm_now();
+    double now = ml_clock_now();
     for (int i = 0; i < PENDING; i++) {
         guest *g = &s->pending[i];
         if (g->fd >= 0 && s->polled[1 + i].revents) read_guest(s, g);
@@ -173,7 +174,7 @@ static bool hand_to(server *s, int socket, const uint8_t ticket[DIGEST_BYTES], i
     join_request request;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid())
         return false;
-    if (!join_read(socket, &request, sizeof request, comm_now() + REQUEST_SECONDS) ||
+    if (!join_read(socket, &request, sizeof request, ml_clock_now() + REQUEST_SECONDS) ||
         !digest_equal(request.ticket, ticket, DIGEST_BYTES) || request.rank >= (uint32_t)s->world ||
         s->ranks[request.rank].fd < 0 || !send_descriptor(socket, segment))
         return false;
@@ -199,10 +200,10 @@ static ml_status hand_out(server *s, int segment) {
     int listener = join_local(w.name, true);
     if (listener < 0) return ml_fail(ML_IO, "cannot hand out shared memory: %s", strerror(errno));
     for (int i = 1; i < s->world; i++) welcome(s, &s->ranks[i], &w);
-    double deadline = comm_now() + HAND_OUT_SECONDS;
+    double deadline = ml_clock_now() + HAND_OUT_SECONDS;
     int left = s->world - 1, ended = 0;
-    while (left && !(ended = who_left(s)) && comm_now() < deadline) {
-        if (!join_wait(listener, POLLIN, comm_now() + 0.2)) continue;
+    while (left && !(ended = who_left(s)) && ml_clock_now() < deadline) {
+        if (!join_wait(listener, POLLIN, ml_clock_now() + 0.2)) continue;
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0 && hand_to(s, fd, w.ticket, segment)) left--;
         join_close(&fd);
@@ -306,7 +307,7 @@ static ml_status open_port(server *s) {
 static ml_status serve(ml_comm *comm, server *s) {
     ML_TRY(open_port(s));
     while (s->joined < s->world - 1) {
-        if (comm_now() > s->job->deadline) return too_late(s);
+        if (ml_clock_now() > s->job->deadline) return too_late(s);
         serve_once(s);
     }
     join_close(&s->listener); /* no other rank is expected */

@@ -1,7 +1,7 @@
 /* How long a rank may be silent, late or busy before the others give it up. Seconds. */
-#include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/comm_internal.h"
 
 static const double STOPPED = 12;    /* without a beat: stopped */
@@ -18,17 +18,11 @@ double comm_start_limit(int timeout) {
     return timeout > 0 ? timeout : STARTS;
 }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median_step(const ml_comm *comm) {
     double times[COMM_STEP_TIMES];
     int count = comm->steps - 1 < COMM_STEP_TIMES ? comm->steps - 1 : COMM_STEP_TIMES;
     memcpy(times, comm->step_times, (size_t)count * sizeof *times);
-    qsort(times, (size_t)count, sizeof *times, by_size);
-    return times[count / 2];
+    return ml_clock_median(times, count);
 }
 
 double comm_late_limit(const ml_comm *comm, bool busy) {
@@ -47,7 +41,7 @@ void ml_comm_expect(ml_comm *comm, double seconds) {
 }
 
 void ml_comm_step(ml_comm *comm) {
-    double now = comm_now();
+    double now = ml_clock_now();
     if (comm->steps > 0)
         comm->step_times[(comm->steps - 1) % COMM_STEP_TIMES] = now - comm->step_began;
     comm->step_began = now;

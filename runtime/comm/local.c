@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/pool.h"
 #include "runtime/comm/join_internal.h"
 
@@ -276,10 +277,10 @@ static void take_signals(launcher *l) {
  * stopped, is not waited for once it is the last. */
 static void press(launcher *l) {
     if (!l->failed_at) {
-        if (atomic_load(&l->segment->failed)) l->failed_at = comm_now();
+        if (atomic_load(&l->segment->failed)) l->failed_at = ml_clock_now();
         return;
     }
-    double since = comm_now() - l->failed_at;
+    double since = ml_clock_now() - l->failed_at;
     double grace =
         comm_stale_limit(l->options.timeout) < GRACE ? comm_stale_limit(l->options.timeout) : GRACE;
     int fault = (int)atomic_load(&l->segment->failed) - 1;
@@ -335,11 +336,11 @@ static int signal_orphans(bool killing, pid_t signalled[MOST_SIGNALLED]) {
 /* What the ranks started and left behind has become this process's child: end it. */
 static void end_orphans(void) {
     pid_t signalled[MOST_SIGNALLED] = {0};
-    double began = comm_now(), since = 0;
+    double began = ml_clock_now(), since = 0;
     while (signal_orphans(since > ORPHANS, signalled) && since < 2 * ORPHANS) {
         while (waitpid(-1, NULL, WNOHANG) > 0) continue;
         usleep(5000);
-        since = comm_now() - began;
+        since = ml_clock_now() - began;
     }
 }
 

@@ -4,10 +4,10 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/process.h"
 #include "runtime/comm/comm_internal.h"
 
@@ -23,21 +23,15 @@ typedef struct measured {
     ml_error error;
 } measured;
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static ml_status time_sums(ml_comm *comm, float *memory, measured *m) {
     double seconds[RUNS];
     for (int run = -UNCOUNTED; run < RUNS; run++) {
-        double begin = comm_now();
+        double begin = ml_clock_now();
         ML_TRY(ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, memory, memory,
                                m->count, ML_F32, ML_COMBINE_SUM));
-        if (run >= 0) seconds[run] = comm_now() - begin;
+        if (run >= 0) seconds[run] = ml_clock_now() - begin;
     }
-    qsort(seconds, RUNS, sizeof *seconds, by_size);
-    m->seconds = seconds[RUNS / 2];
+    m->seconds = ml_clock_median(seconds, RUNS);
     return ML_OK;
 }
 
@@ -53,9 +47,9 @@ static int64_t rounds_in(double seconds, double *worked) {
     enum { TIMED = 1 << 18, TIMES = 5 };
     double fastest = 1;
     for (int i = 0; i < TIMES; i++) {
-        double begin = comm_now();
+        double begin = ml_clock_now();
         *worked = work(*worked, TIMED);
-        double took = comm_now() - begin;
+        double took = ml_clock_now() - begin;
         fastest = took < fastest ? took : fastest;
     }
     return (int64_t)(seconds / fastest * TIMED);
@@ -66,10 +60,10 @@ static ml_status time_waits(ml_comm *comm, float *memory, measured *m) {
     double waited = 0;
     for (int64_t run = -UNCOUNTED; run < m->meetings; run++) {
         m->worked = work(m->worked, m->rounds);
-        double begin = comm_now();
+        double begin = ml_clock_now();
         ML_TRY(ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, memory, memory,
                                m->count, ML_F32, ML_COMBINE_SUM));
-        if (run >= 0) waited += comm_now() - begin;
+        if (run >= 0) waited += ml_clock_now() - begin;
     }
     m->seconds = waited / (double)m->meetings;
     return ML_OK;

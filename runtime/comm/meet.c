@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/comm_internal.h"
 
 /* A sleeper looks around this often. Waiting is counted in such slices, so that time in which this
@@ -152,7 +153,7 @@ ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins) {
     if (spin(comm, wait, spins)) return ML_OK;
     ml_status status = ML_OK;
     patience p = {.rank = -1};
-    double last = comm_now();
+    double last = ml_clock_now();
     comm_record *record = &comm->segment->ranks[comm->rank];
     atomic_store(&record->waiting, wait->what);
     while (atomic_load(wait->word) == wait->value) {
@@ -160,7 +161,7 @@ ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins) {
         sleep_while(wait->word, wait->value);
         atomic_fetch_sub(wait->sleepers, 1);
         if (atomic_load(wait->word) != wait->value) break;
-        double now = comm_now();
+        double now = ml_clock_now();
         if (now - last < SLICE / 2) continue; /* a signal, or a failure of futex */
         look_around(comm, wait, &p, now - last < 2 * SLICE ? now - last : 2 * SLICE);
         last = now;

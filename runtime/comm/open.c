@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/pool.h"
 #include "runtime/comm/wire_internal.h"
 
@@ -243,14 +244,15 @@ static bool still_here(const ml_comm *comm, uint32_t times) {
 
 void ml_comm_part(ml_comm *comm) {
     if (!comm || comm->world == 1 || !comm->segment) return;
-    double deadline = comm_now() + PART_SECONDS;
+    double deadline = ml_clock_now() + PART_SECONDS;
     uint32_t times = atomic_fetch_add(&comm->segment->ranks[comm->rank].parted, 1) + 1;
     if (atomic_load(&comm->segment->failed)) return;
     if (comm->wire) {
         wire_part(comm, times, deadline);
         return;
     }
-    while (still_here(comm, times) && comm_now() < deadline && !atomic_load(&comm->segment->failed))
+    while (still_here(comm, times) && ml_clock_now() < deadline &&
+           !atomic_load(&comm->segment->failed))
         usleep(1000);
 }
 

@@ -12,11 +12,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/join_internal.h"
 
 bool join_wait(int fd, short events, double deadline) {
     for (;;) {
-        double left = deadline - comm_now();
+        double left = deadline - ml_clock_now();
         if (left <= 0) return false;
         struct pollfd p = {.fd = fd, .events = events};
         int count = poll(&p, 1, left > 1 ? 1000 : (int)(left * 1000) + 1);

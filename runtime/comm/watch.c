@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/process.h"
 #include "runtime/comm/wire_internal.h"
 
@@ -65,10 +65,7 @@ static _Noreturn void give_up(ml_comm *comm) {
 }
 
 static bool tick(ml_comm *comm) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(TICK * 1e9);
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    const struct timespec until = ml_clock_timespec(ml_clock_now() + TICK);
     pthread_mutex_lock(&comm->lock);
     if (!comm->stopping) pthread_cond_timedwait(&comm->stop, &comm->lock, &until);
     bool stopping = comm->stopping;
@@ -80,11 +77,11 @@ static void *watch(void *argument) {
     ml_comm *comm = argument;
     sight seen[WATCHED] = {{0}};
     int others = comm->wire ? 0 : comm->world - 1;
-    double last = comm_now(), failed = 0;
+    double last = ml_clock_now(), failed = 0;
     double grace =
         comm_stale_limit(comm->timeout) < GRACE ? comm_stale_limit(comm->timeout) : GRACE;
     while (tick(comm)) {
-        double now = comm_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
+        double now = ml_clock_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
         last = now;
         atomic_fetch_add(&comm->segment->ranks[comm->rank].beats, 1);
         if (comm->wire) wire_watch(comm, slice);

@@ -3,6 +3,7 @@
  * before its proof is checked. The lock is held while a frame is read or written, so that the
  * watcher, which looks at what has arrived without taking it, always sees the beginning of a frame.
  */
+#include "runtime/base/clock.h"
 #include "runtime/comm/wire_internal.h"
 
 #include <errno.h>
@@ -60,7 +61,7 @@ static bool put_frame(ml_comm *comm, int connection, frame_kind kind, const void
     wire_end *end = &wire->ends[connection];
     frame f = {kind, wire->sequence, size};
     uint8_t proof[SEAL_BYTES];
-    double deadline = comm_now() + FRAME_SECONDS;
+    double deadline = ml_clock_now() + FRAME_SECONDS;
     if (end->fd < 0) return true;
     pthread_mutex_lock(&wire->lock);
     seal_make(&end->out, &f, offsetof(frame, proof), f.proof);
@@ -88,7 +89,7 @@ void wire_free(ml_comm *comm) {
         put_frame(comm, i, FRAME_FAREWELL, NULL, 0);
         if (wire->ends[i].fd >= 0) shutdown(wire->ends[i].fd, SHUT_WR);
     }
-    double deadline = comm_now() + LAST_WORD_SECONDS;
+    double deadline = ml_clock_now() + LAST_WORD_SECONDS;
     for (int i = 0; i < wire->count; i++) drain(&wire->ends[i].fd, deadline);
     pthread_mutex_destroy(&wire->lock);
     ml_free(wire->ends);
@@ -236,7 +237,7 @@ static void beat(wire_end *end, uint32_t flags) {
     if (count > 0) end->out = next;
     if (count > 0 && count < (ssize_t)sizeof f)
         join_write(end->fd, (char *)&f + count, sizeof f - (size_t)count,
-                   comm_now() + FRAME_SECONDS);
+                   ml_clock_now() + FRAME_SECONDS);
 }
 
 void wire_watch(ml_comm *comm, double slice) {
@@ -274,7 +275,7 @@ static bool waits(const ml_comm *comm, int rank) {
  * that do not wait themselves. */
 static void look_at_delay(ml_comm *comm, int connection, delay *d) {
     comm_survey all = comm_look(comm);
-    double now = comm_now(), slice = now - d->last;
+    double now = ml_clock_now(), slice = now - d->last;
     if (all.progress != d->progress) d->seconds = 0;
     *d = (delay){d->seconds + (slice < 2 * SLICE ? slice : 2 * SLICE), now, all.progress};
     double limit = comm_late_limit(comm, all.busy);
@@ -291,7 +292,7 @@ static void look_at_delay(ml_comm *comm, int connection, delay *d) {
 static ml_status wait_for(ml_comm *comm, int connection, delay *d) {
     ml_status status = ML_OK;
     for (bool there = false; !there && status == ML_OK;) {
-        there = join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + SLICE);
+        there = join_wait(comm->wire->ends[connection].fd, POLLIN, ml_clock_now() + SLICE);
         look_at_delay(comm, connection, d);
         status = comm_failure_report(comm);
     }
@@ -317,7 +318,7 @@ static bool take_bytes(ml_comm *comm, int connection, void *bytes, size_t size, 
 static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes, size_t size,
                        bool *again) {
     wire_end *end = &comm->wire->ends[connection];
-    double deadline = comm_now() + FRAME_SECONDS;
+    double deadline = ml_clock_now() + FRAME_SECONDS;
     failure_message m;
     frame f;
     end->silent = 0;
@@ -346,7 +347,7 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
 static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes,
                            size_t size) {
     comm_record *own = &comm->segment->ranks[comm->rank];
-    delay d = {.last = comm_now()};
+    delay d = {.last = ml_clock_now()};
     for (bool again = true; again;) {
         atomic_store(&own->waiting, comm_describe(COMM_WORDS, 0, 0, 0));
         ml_status status = wait_for(comm, connection, &d);
@@ -355,7 +356,7 @@ static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void 
         again = false;
         pthread_mutex_lock(&comm->wire->lock);
         /* The watcher may have taken the beat that woke us. */
-        bool there = join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + 0.001);
+        bool there = join_wait(comm->wire->ends[connection].fd, POLLIN, ml_clock_now() + 0.001);
         bool good = there && take_frame(comm, connection, kind, bytes, size, &again);
         pthread_mutex_unlock(&comm->wire->lock);
         if (good) return ML_OK;
@@ -453,8 +454,8 @@ static void await_parting(ml_comm *comm, int connection, uint32_t times, double 
     int fd = comm->wire->ends[connection].fd;
     for (bool over = false; !over;) {
         over = atomic_load(&record->parted) >= times || has_ended(comm, connection) ||
-               comm_now() >= deadline || atomic_load(&comm->segment->failed);
-        if (over || !join_wait(fd, POLLIN, comm_now() + SLICE)) continue;
+               ml_clock_now() >= deadline || atomic_load(&comm->segment->failed);
+        if (over || !join_wait(fd, POLLIN, ml_clock_now() + SLICE)) continue;
         frame f;
         pthread_mutex_lock(&comm->wire->lock);
         ssize_t count = recv(fd, &f, sizeof f, MSG_PEEK | MSG_DONTWAIT);

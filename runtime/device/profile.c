@@ -1,9 +1,9 @@
 /* What is recorded of runs, and what a step is: its kind, name and place in the script. */
 #include "runtime/device/profile.h"
+#include "runtime/base/clock.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 const char *const ml_work_names[ML_WORKS] = {
     [ML_WORK_GEMM] = "GEMM",
@@ -32,12 +32,6 @@ void ml_profile_free(ml_profile *profile) {
     if (profile == NULL) return;
     ml_arena_free(profile->arena);
     ml_free(profile);
-}
-
-double ml_profile_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 ml_run_mode ml_profile_mode(const ml_profile *profile) {
@@ -231,7 +225,7 @@ void ml_profile_end_step(ml_profile *profile) {
     profile->mode = ML_RUN_PLAIN;
     if (profile->intervals.count == 0) return;
     ml_profile_interval *last = &profile->intervals.at[profile->intervals.count - 1];
-    if (last->end == 0) last->end = ml_profile_now();
+    if (last->end == 0) last->end = ml_clock_now();
 }
 
 ml_status ml_profile_begin_step(ml_profile *profile, int64_t step, ml_run_mode mode) {
@@ -239,15 +233,15 @@ ml_status ml_profile_begin_step(ml_profile *profile, int64_t step, ml_run_mode m
     profile->mode = mode;
     if (!profile->stores) return ML_OK;
     add_call call = {.profile = profile,
-                     .interval = {.step = step, .mode = mode, .begin = ml_profile_now()}};
+                     .interval = {.step = step, .mode = mode, .begin = ml_clock_now()}};
     return ml_protect(interval_body, &call);
 }
 
 ml_status ml_profile_host(ml_profile *profile, const char *what, double begin) {
     if (!profile->stores || profile->mode == ML_RUN_PLAIN) return ML_OK;
-    return event_add(
-        profile, (ml_profile_event){
-                     .what = what, .at = ML_EVENT_HOST, .begin = begin, .end = ml_profile_now()});
+    return event_add(profile,
+                     (ml_profile_event){
+                         .what = what, .at = ML_EVENT_HOST, .begin = begin, .end = ml_clock_now()});
 }
 
 ml_status ml_profile_step_ran(ml_profile *profile, const ml_profile_program *program, uint32_t step,

@@ -5,7 +5,7 @@
  * products and attention repeated alone on the operands that the run gives them, whose fastest time
  * is what the device can do for that very shape. Every kind of run computes the same.
  * What is recorded is copied out of plans, so that programs may go before the profile does. Times
- * are seconds of ml_profile_now. All calls come from the device's thread. */
+ * are seconds of ml_clock_now. All calls come from the device's thread. */
 #ifndef ML_PROFILE_H
 #define ML_PROFILE_H
 
@@ -116,7 +116,6 @@ typedef struct ml_profile {
 /* prints: each run is listed on stderr. NULL when memory is exhausted. */
 ml_profile *ml_profile_new(bool prints);
 void ml_profile_free(ml_profile *profile);
-double ml_profile_now(void);
 
 /* ---- For the host ---- */
 /* The training's step `step` begins, and its runs go by `mode`; the one before is over. */
@@ -137,8 +136,8 @@ ml_status ml_profile_by(ml_profile *profile, ml_profile_program *program, uint32
 void ml_profile_run_begins(ml_profile *profile);
 ml_status ml_profile_run_ends(ml_profile *profile, const ml_profile_program *program, double begin,
                               double end);
-ml_status ml_profile_step_ran(ml_profile *profile, const ml_profile_program *program,
-                              uint32_t step, int stream, double begin, double end);
+ml_status ml_profile_step_ran(ml_profile *profile, const ml_profile_program *program, uint32_t step,
+                              int stream, double begin, double end);
 /* Runs alone: whether this step is to be repeated, for how long, and what came of it. */
 bool ml_profile_wants_alone(const ml_profile *profile, const ml_profile_program *program,
                             uint32_t step);

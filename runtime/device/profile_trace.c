@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/device/profile.h"
 
 const char ml_trace_head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
@@ -52,13 +53,13 @@ typedef struct {
     const ml_profile *profile;
     ml_text *out;
     int rank;
-    double origin; /* what a trace's time 0 is on ml_profile_now's clock */
+    double origin; /* what a trace's time 0 is on ml_clock_now's clock */
 } trace_call;
 
 /* Ranks of several hosts share the time of day; its last 12 days keep a double exact to the ns. */
 static double trace_origin(void) {
     struct timespec now;
-    double monotonic = ml_profile_now();
+    double monotonic = ml_clock_now();
     clock_gettime(CLOCK_REALTIME, &now);
     return monotonic - (double)(now.tv_sec % (1 << 20)) - 1e-9 * (double)now.tv_nsec;
 }

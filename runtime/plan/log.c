@@ -3,22 +3,16 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h"
 #include "runtime/plan/plan_internal.h"
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 ml_compile_log *ml_compile_log_new(void) {
     ml_arena *arena = ml_arena_new();
     ml_compile_log *log = arena ? ml_alloc(sizeof *log) : NULL;
     if (log == NULL && arena != NULL) ml_arena_free(arena);
-    if (log != NULL) *log = (ml_compile_log){.arena = arena, .clock = now()};
+    if (log != NULL) *log = (ml_compile_log){.arena = arena, .clock = ml_clock_now()};
     return log;
 }
 
@@ -30,7 +24,7 @@ void ml_compile_log_free(ml_compile_log *log) {
 
 static ml_log_event *event_add(const ml_plan *plan, ml_log_kind kind) {
     ml_compile_log *log = plan->options->log;
-    double took = now() - log->clock;
+    double took = ml_clock_now() - log->clock;
     ml_log_event *event = ML_PUSH(log->arena, &log->events);
     *event = (ml_log_event){.kind = kind, .took = took};
     if (plan->graph != NULL) event->nodes = ml_graph_count(plan->graph) - 1;
@@ -72,7 +66,7 @@ void log_pass(const ml_plan *plan, const char *name) {
     ml_log_event *event = event_add(plan, ML_LOG_PASS);
     event->name = name;
     if (plan->layout == NULL || plan->local) measure_graph(plan, event);
-    plan->options->log->clock = now();
+    plan->options->log->clock = ml_clock_now();
 }
 
 void log_steps(const ml_plan *plan, const char *name, const char *text) {
@@ -82,7 +76,7 @@ void log_steps(const ml_plan *plan, const char *name, const char *text) {
     event->name = name;
     event->text = text;
     measure(plan, plan->schedule, event);
-    plan->options->log->clock = now();
+    plan->options->log->clock = ml_clock_now();
 }
 
 void log_text(const ml_plan *plan, ml_log_kind kind, const char *format, ...) {
@@ -95,5 +89,5 @@ void log_text(const ml_plan *plan, ml_log_kind kind, const char *format, ...) {
     ml_log_event *event = event_add(plan, kind);
     event->text = ml_arena_format(plan->options->log->arena, "%s", text);
     event->bytes = (double)plan->peak_bytes;
-    plan->options->log->clock = now();
+    plan->options->log->clock = ml_clock_now();
 }

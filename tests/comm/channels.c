@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/comm_internal.h"
 #include "runtime/device/device.h"
 #include "tests/comm/support.h"
@@ -147,7 +148,7 @@ static int check_sleep(ml_comm *comm, void *argument) {
     (void)argument;
     ml_channel *there, *back;
     char memory[102], expected[100];
-    double began = comm_now(), used = processor_seconds();
+    double began = ml_clock_now(), used = processor_seconds();
     if (ml_comm_channel(comm, 0, 1, 0, 150, &there) != ML_OK ||
         ml_comm_channel(comm, 1, 0, 0, 150, &back) != ML_OK)
         return 1;
@@ -160,9 +161,9 @@ static int check_sleep(ml_comm *comm, void *argument) {
     }
     for (int i = 0; i < 2; i++)
         if (send_message(there, memory, 100, i) != ML_OK) return 4;
-    if (comm_now() - began < 0.4) return 5;
+    if (ml_clock_now() - began < 0.4) return 5;
     if (!receive_message(back, memory, expected, 100, 0)) return 6;
-    return comm_now() - began > 0.9 && processor_seconds() - used < 0.2 ? 0 : 7;
+    return ml_clock_now() - began > 0.9 && processor_seconds() - used < 0.2 ? 0 : 7;
 }
 TEST(comm_edges, waiting_sleeps) {
     comm_run(2, check_sleep, NULL);

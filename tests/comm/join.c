@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/wire_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
@@ -81,14 +82,14 @@ static int swap_and_part(ml_comm *comm, void *argument) {
         if (theirs[1] != (other < 0 ? 0 : -1 - other)) return 4;
     }
     if (rank == 3) usleep(300000);
-    double before = comm_now();
+    double before = ml_clock_now();
     ml_comm_part(comm);
-    double waited = comm_now() - before;
+    double waited = ml_clock_now() - before;
     if (waited > 3 || (rank != 3 && waited < 0.1)) return 5;
     if (rank == 2) return 0; /* ends without another word */
-    before = comm_now();
+    before = ml_clock_now();
     ml_comm_part(comm);
-    return comm_now() - before < 3 ? 0 : 6;
+    return ml_clock_now() - before < 3 ? 0 : 6;
 }
 
 static int die_between_hosts(ml_comm *comm, void *argument) {
@@ -162,12 +163,12 @@ static int wait_for_busy(ml_comm *comm, void *argument) {
     if (ml_comm_barrier(comm) != ML_OK) return 1;
     if (busy && ml_comm_rank(comm) == 2) ml_comm_busy(comm, "compiling kernels");
     usleep(600000); /* that is heard of */
-    double began = comm_now(), last = began, limit = ml_comm_rank(comm) == 2 ? 0 : 1.7;
+    double began = ml_clock_now(), last = began, limit = ml_comm_rank(comm) == 2 ? 0 : 1.7;
     if (ml_comm_rank(comm) == 2) usleep(busy ? 1700000 : 3000000);
     ml_status status = ML_OK;
-    for (double slice = 0; comm_now() - began < limit && status == ML_OK; slice = 0.05) {
-        status = ml_comm_waiting(comm, slice > 0 ? comm_now() - last : 0);
-        last = comm_now();
+    for (double slice = 0; ml_clock_now() - began < limit && status == ML_OK; slice = 0.05) {
+        status = ml_comm_waiting(comm, slice > 0 ? ml_clock_now() - last : 0);
+        last = ml_clock_now();
         usleep(50000);
     }
     ml_comm_waited(comm);
@@ -193,11 +194,11 @@ static int wait_for_ended(ml_comm *comm, void *argument) {
         usleep(600000);
         return 0;
     }
-    double began = comm_now(), last = began;
+    double began = ml_clock_now(), last = began;
     ml_status status = ML_OK;
-    for (double slice = 0; comm_now() - began < 4 && status == ML_OK; slice = 0.05) {
-        status = ml_comm_waiting(comm, slice > 0 ? comm_now() - last : 0);
-        last = comm_now();
+    for (double slice = 0; ml_clock_now() - began < 4 && status == ML_OK; slice = 0.05) {
+        status = ml_comm_waiting(comm, slice > 0 ? ml_clock_now() - last : 0);
+        last = ml_clock_now();
         usleep(50000);
     }
     ml_comm_waited(comm);
@@ -221,14 +222,14 @@ static int end_early(ml_comm *comm, void *argument) {
     (void)argument;
     if (ml_comm_barrier(comm) != ML_OK) return 1;
     if (ml_comm_rank(comm) == 2) {
-        wire_part(comm, 1, comm_now());
+        wire_part(comm, 1, ml_clock_now());
         return 0;
     }
     usleep(2600000);
     if (ml_comm_check(comm) != ML_OK) return 2;
-    double before = comm_now();
+    double before = ml_clock_now();
     ml_comm_part(comm);
-    return comm_now() - before < 1 ? 0 : 3;
+    return ml_clock_now() - before < 1 ? 0 : 3;
 }
 
 TEST(comm, ends_early_on_another_host) {
@@ -247,10 +248,10 @@ static int come_late(ml_comm *comm, void *argument) {
         usleep(hangs ? 500000 : 250000);
         if (!hangs) ml_comm_note(comm, "step 3");
     }
-    double began = comm_now();
+    double began = ml_clock_now();
     ml_status status = ml_comm_barrier(comm);
     if (!hangs) return status == ML_OK ? 0 : 2;
-    if (status != ML_DEVICE || comm_now() - began > 4) return 3;
+    if (status != ML_DEVICE || ml_clock_now() - began > 4) return 3;
     const char *text = ml_error_last()->text;
     return strstr(text, "rank 3 (pid ") && strstr(text, "does not answer") ? 0 : 4;
 }
@@ -284,7 +285,7 @@ TEST(comm, idle_hosts) {
 static int knock(int port) {
     int fd = -1;
     for (int i = 0; i < 300 && fd < 0; i++) {
-        fd = join_address("127.0.0.1", port, false, comm_now() + 1);
+        fd = join_address("127.0.0.1", port, false, ml_clock_now() + 1);
         if (fd < 0) usleep(10000);
     }
     REQUIRE(fd >= 0);
@@ -294,7 +295,8 @@ static int knock(int port) {
 /* Whether the other side closes without another byte. */
 static bool is_closed(int fd) {
     char byte;
-    bool closed = !join_read(fd, &byte, 1, comm_now() + 2) && join_wait(fd, 1, comm_now() + 1);
+    bool closed =
+        !join_read(fd, &byte, 1, ml_clock_now() + 2) && join_wait(fd, 1, ml_clock_now() + 1);
     join_close(&fd);
     return closed;
 }
@@ -313,20 +315,20 @@ static int record(int port, const ml_launch *launch, const char *secret, join_he
     hello->rank = (uint32_t)launch->rank;
     hello->world = (uint32_t)launch->world;
     join_random(hello->nonce, sizeof hello->nonce);
-    CHECK(join_write(fd, hello, sizeof *hello, comm_now() + 1));
-    CHECK(join_read(fd, &challenge, sizeof challenge, comm_now() + 2));
+    CHECK(join_write(fd, hello, sizeof *hello, ml_clock_now() + 1));
+    CHECK(join_read(fd, &challenge, sizeof challenge, ml_clock_now() + 2));
     join_who_fill(launch, &answer->who);
     join_prove_client(&job, hello, challenge.nonce, &answer->who, answer->proof);
-    CHECK(join_write(fd, answer, sizeof *answer, comm_now() + 1));
+    CHECK(join_write(fd, answer, sizeof *answer, ml_clock_now() + 1));
     return fd;
 }
 
 static void replay(int port, const join_hello *hello, const join_answer *answer) {
     join_challenge challenge;
     int fd = knock(port);
-    CHECK(join_write(fd, hello, sizeof *hello, comm_now() + 1));
-    CHECK(join_read(fd, &challenge, sizeof challenge, comm_now() + 2));
-    CHECK(join_write(fd, answer, sizeof *answer, comm_now() + 1));
+    CHECK(join_write(fd, hello, sizeof *hello, ml_clock_now() + 1));
+    CHECK(join_read(fd, &challenge, sizeof challenge, ml_clock_now() + 2));
+    CHECK(join_write(fd, answer, sizeof *answer, ml_clock_now() + 1));
     CHECK(is_closed(fd));
 }
 
@@ -342,7 +344,7 @@ TEST(fault, strangers_and_replays) {
     close(nowhere);
     int fd = knock(port);
     memset(garbage, 'x', sizeof garbage);
-    join_write(fd, garbage, sizeof garbage, comm_now() + 1);
+    join_write(fd, garbage, sizeof garbage, ml_clock_now() + 1);
     CHECK(is_closed(fd));
     for (int i = 0; i < 80; i++) silent[i] = knock(port); /* more than are kept */
     CHECK(is_closed(record(port, &second, "a wrong secret", &hello, &answer)));

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/join_internal.h"
 #include "tests/test.h"
 
@@ -64,13 +65,13 @@ static bool reap(comm_job *job, int rank, int *code) {
 }
 
 void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]) {
-    double end = comm_now() + seconds;
+    double end = ml_clock_now() + seconds;
     int left = 0;
     for (int i = 0; i < job->ranks; i++) left += job->pids[i] > 0;
     while (left) {
         for (int i = 0; i < job->ranks; i++)
             if (job->pids[i] && reap(job, i, &codes[i])) left--;
-        bool late = comm_now() > end;
+        bool late = ml_clock_now() > end;
         for (int i = 0; i < job->ranks; i++) {
             if (!job->pids[i] || !(late || (left == 1 && i == stopped))) continue;
             kill(job->pids[i], SIGKILL);

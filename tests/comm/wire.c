@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/wire_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
@@ -47,7 +48,7 @@ typedef struct {
 } flow;
 
 static bool put(int fd, const void *bytes, size_t size) {
-    return join_write(fd, bytes, size, comm_now() + 2);
+    return join_write(fd, bytes, size, ml_clock_now() + 2);
 }
 
 static void forge(flow *f) {
@@ -106,10 +107,10 @@ static bool relay_some(flow *f) {
 /* In a process of its own, between the rank that connects here and rank 0. */
 static _Noreturn void be_relay(int port, int to_port, mischief what, bool from_rank) {
     int listener = join_address("127.0.0.1", port, true, 0), near = -1, far = -1;
-    while (near < 0 && join_wait(listener, POLLIN, comm_now() + 20))
+    while (near < 0 && join_wait(listener, POLLIN, ml_clock_now() + 20))
         near = accept(listener, NULL, NULL);
     for (int i = 0; i < 500 && far < 0; i++) {
-        far = join_address("127.0.0.1", to_port, false, comm_now() + 1);
+        far = join_address("127.0.0.1", to_port, false, ml_clock_now() + 1);
         if (far < 0) usleep(10000);
     }
     static flow up, down;

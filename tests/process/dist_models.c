@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "tests/process/dist_layouts.h"
 #include "tests/process/support.h"
 
@@ -37,12 +37,6 @@ typedef struct {
     int count, done, compared, failures;
     double since; /* the end of the run before */
 } comparison;
-
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 /* DIST_DEVICE=cuda DIST_DTYPE=bf16 DIST_BOUND=2e-2: on GPUs (tests/gpu_dist.sh), and how far off
  * results may be. */
@@ -186,7 +180,7 @@ static void take_run(comparison *c, const char *output) {
     const run *r = &c->runs[c->done++];
     learned many = read_run(c->room, output, c->done);
     const char *what = run_name(c->room, r);
-    double seconds = seconds_now() - c->since;
+    double seconds = ml_clock_now() - c->since;
     c->since += seconds;
     if (!r->layout) {
         if (steps_asked() == STEPS) CHECK(many.loss[STEPS - 1] < many.loss[0]);
@@ -247,7 +241,7 @@ static bool launch(comparison *c, const run *runs, int count) {
     c->runs = runs;
     c->count = count;
     c->done = 0;
-    c->since = seconds_now();
+    c->since = ml_clock_now();
     write_runs(room, runs, count);
     process_write_text(room);
     process_result r = process_follow(

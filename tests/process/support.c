@@ -1,5 +1,6 @@
 /* See tests/process/support.h. */
 #include "tests/process/support.h"
+#include "runtime/base/clock.h"
 
 #include <limits.h>
 #include <math.h>
@@ -8,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 static char *format_list(ml_arena *arena, const char *format, va_list arguments) {
@@ -19,12 +19,6 @@ static char *format_list(ml_arena *arena, const char *format, va_list arguments)
     char *text = ml_arena_alloc(arena, (size_t)length + 1);
     vsnprintf(text, (size_t)length + 1, format, arguments);
     return text;
-}
-
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* Of the command and of what it waited for. */
@@ -64,9 +58,9 @@ static process_result follow_command(process_room *room, test_listener *hear, vo
         ml_arena_format(room->arena, "cd '%s' && export MLUA='%s' ROOT='%s' && { %s; } </dev/null",
                         room->folder, binary, root, command);
     struct rusage used;
-    double start = seconds_now();
+    double start = ml_clock_now();
     result.output = test_follow(room->arena, whole, hear, context, &result.code, &used);
-    result.seconds = seconds_now() - start;
+    result.seconds = ml_clock_now() - start;
     result.cpu_seconds = cpu_seconds_of(&used);
     result.peak_bytes = (int64_t)used.ru_maxrss << 10; /* of the largest process */
     return result;

@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
 #include "vm/bindings/precision.h"
@@ -558,9 +558,7 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
  * on. A terminal's Ctrl-C (which the kernel sends) counts each time. */
 static bool is_same_notice(const siginfo_t *info) {
     static volatile double last;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, before = last;
+    double time = ml_clock_now(), before = last;
     last = time;
     return in_folder && info->si_code <= 0 && before > 0 && time - before < SAME_NOTICE;
 }

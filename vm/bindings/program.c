@@ -2,8 +2,8 @@
 #include "vm/vm.h"
 
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/suggest.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/predict/predict.h"
@@ -20,12 +20,6 @@ vm_program *vm_to_program(lua_State *L, int index) {
 
 const ml_plan *vm_program_plan(const vm_program *program) {
     return program->program ? ml_program_plan(program->program) : program->plan;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static vm_program *check_program(lua_State *L) {
@@ -331,7 +325,7 @@ static int core_program(lua_State *L) {
                 "--mesh sizes a layout, and the script has given none");
     vm_open_device(L);
     vm_compare_random(L);
-    double started = now();
+    double started = ml_clock_now();
     vm_program *p = lua_newuserdatauv(L, sizeof *p, 4); /* names of it, inputs, outputs; lead */
     *p = (vm_program){0};
     luaL_setmetatable(L, vm_program_class);
@@ -370,7 +364,7 @@ static int core_program(lua_State *L) {
     lua_settop(L, 2);
     for (int i = 0; i < vm_program_plan(p)->part_count; i++)
         check_parameters(L, vm_program_plan(p)->parts[i]);
-    p->seconds = now() - started;
+    p->seconds = ml_clock_now() - started;
     return 1;
 }
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/crash.h"
 #include "runtime/base/process.h"
 #include "vm/check/dry.h"
@@ -363,9 +363,7 @@ static int core_draw_key(lua_State *L) {
 }
 
 static int core_time(lua_State *L) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    lua_pushnumber(L, (double)t.tv_sec + 1e-9 * (double)t.tv_nsec);
+    lua_pushnumber(L, ml_clock_now());
     return 1;
 }
 

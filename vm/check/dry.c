@@ -1,8 +1,8 @@
 #include "vm/check/dry.h"
 
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "vm/cli/output.h"
 
 enum { CALLS = 10000 };
@@ -10,12 +10,6 @@ static const double SECONDS = 1;
 
 static const char *const known_key = "mlua.known"; /* registry: hashes of graphs -> true */
 static char ended;                                 /* its address is the error that ends a script */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void dry_note_program(lua_State *L, const ml_plan *plan) {
     ml_vm *vm = vm_of(L);
@@ -70,8 +64,8 @@ void dry_note_call(lua_State *L) {
     if (!vm->dry.runs) return;
     output_discard(vm, true);
     vm->dry.called = true;
-    if (vm->dry.calls++ == 0) vm->dry.since = now();
-    bool long_enough = vm->dry.calls > 1 && now() - vm->dry.since > SECONDS;
+    if (vm->dry.calls++ == 0) vm->dry.since = ml_clock_now();
+    bool long_enough = vm->dry.calls > 1 && ml_clock_now() - vm->dry.since > SECONDS;
     if (vm->dry.ended || vm->dry.calls > CALLS || long_enough) stop_script(L);
 }
 

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "vm/vm.h"
 
 enum { MOST_JOBS = 64, ALIVE, OUTPUT, ERRORS, FILES };
@@ -25,12 +25,6 @@ typedef struct {
     int count, running;
     job jobs[MOST_JOBS];
 } runner;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void close_job(job *j) {
     for (int i = ALIVE; i < FILES; i++)
@@ -123,7 +117,7 @@ static void wait_for_one(lua_State *L, runner *r, double until) {
     struct pollfd files[MOST_JOBS];
     for (int i = 0; i < r->count; i++)
         files[i] = (struct pollfd){r->jobs[i].process ? r->jobs[i].files[ALIVE] : -1, POLLIN, 0};
-    double left = until - now();
+    double left = until - ml_clock_now();
     int milliseconds = left > 3600 ? 3600000 : left > 0 ? (int)(1e3 * left) + 1 : 0;
     if (poll(files, (nfds_t)r->count, milliseconds) <= 0) return;
     for (int i = 0; i < r->count; i++) {
@@ -137,13 +131,13 @@ static void wait_for_one(lua_State *L, runner *r, double until) {
 static int core_run_program(lua_State *L) {
     luaL_checktype(L, 1, LUA_TTABLE);
     int jobs = (int)luaL_checkinteger(L, 2), count = (int)lua_rawlen(L, 1), next = 1;
-    double until = now() + luaL_checknumber(L, 3);
+    double until = ml_clock_now() + luaL_checknumber(L, 3);
     lua_settop(L, 3);
     lua_createtable(L, count, 0);
     runner *r = lua_newuserdatauv(L, sizeof *r, 0);
     *r = (runner){.count = jobs < 1 ? 1 : jobs > MOST_JOBS ? MOST_JOBS : jobs};
     luaL_setmetatable(L, "mlua.runner"); /* whatever is raised below, no process is left */
-    while (now() < until && !vm_stop && (r->running > 0 || next <= count)) {
+    while (ml_clock_now() < until && !vm_stop && (r->running > 0 || next <= count)) {
         for (int i = 0; i < r->count && next <= count; i++) {
             if (r->jobs[i].process) continue;
             start(L, &r->jobs[i], next++);

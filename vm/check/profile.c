@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "vm/check/bench.h"
 
 enum { FIRST = 3, LAST = 5, WHOLE_STEPS = 2, MOST_RANKS = 64 /* in one trace */ };
@@ -204,7 +205,7 @@ void vm_profile_run(lua_State *L) {
 }
 
 double vm_profile_clock(lua_State *L) {
-    return profile_of(vm_of(L)) ? ml_profile_now() : 0;
+    return profile_of(vm_of(L)) ? ml_clock_now() : 0;
 }
 
 void vm_profile_span(lua_State *L, const char *what, double begin) {

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/memory.h"
 #include "runtime/data/encode.h"
 #include "runtime/data/text.h"
@@ -42,16 +42,10 @@ typedef struct {
     double began, shown;
 } tokenizing;
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
 /* A line that is written over on a terminal, and one a file elsewhere. */
 static void show_progress(tokenizing *z, bool last) {
     bool terminal = isatty(STDERR_FILENO);
-    double time = now(), seconds = time - z->began;
+    double time = ml_clock_now(), seconds = time - z->began;
     if (z->options->quiet || z->options->json || (!last && (!terminal || time - z->shown < 0.5)))
         return;
     z->shown = time;
@@ -146,7 +140,7 @@ static ml_status begin_file(void *context, int number) {
     tokenizing *z = context;
     z->path = z->paths[number];
     z->bytes = z->tokens = 0;
-    z->began = z->shown = now();
+    z->began = z->shown = ml_clock_now();
     if (!z->files) return ML_OK;
     reach_file(z, z->numbers[number]);
     text_file *file = file_of(z, number);

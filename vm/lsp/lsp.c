@@ -11,10 +11,10 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/cgroup.h"
+#include "runtime/base/clock.h"
 #include "vm/cli/gpus.h"
 #include "vm/vm.h"
 
@@ -34,12 +34,6 @@ static struct {
     int pipe;
     pid_t run; /* a process with this one's standard output; 0: none */
 } state;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Read what is there; false at the end of the stream. */
 static bool fill(lua_State *L, buffer *b, int file) {
@@ -253,7 +247,7 @@ static bool push_line(lua_State *L) {
 /* wait(seconds, reads?) -> "message", text | "line", text | "process", rest, code | "end" | nil */
 static int lsp_wait(lua_State *L) {
     enum { MILLISECONDS = 1000 };
-    double until = now() + luaL_checknumber(L, 1);
+    double until = ml_clock_now() + luaL_checknumber(L, 1);
     bool reads = lua_isnoneornil(L, 2) || lua_toboolean(L, 2);
     for (;;) {
         if (reads && push_message(L)) {
@@ -264,7 +258,7 @@ static int lsp_wait(lua_State *L) {
         if (push_line(L)) return 2;
         if (reads && state.input_ended) return lua_pushliteral(L, "end"), 1;
         if (vm_stop) return lua_pushliteral(L, "end"), 1;
-        double left = until - now();
+        double left = until - ml_clock_now();
         struct pollfd files[2] = {{reads ? STDIN_FILENO : -1, POLLIN, 0},
                                   {state.process ? state.pipe : -1, POLLIN, 0}};
         int ready = poll(files, 2, left > 0 ? (int)(left * MILLISECONDS) + 1 : 0);
@@ -272,7 +266,7 @@ static int lsp_wait(lua_State *L) {
         if (ready > 0 && files[0].revents) state.input_ended = !fill(L, &state.input, STDIN_FILENO);
         if (ready > 0 && files[1].revents && !fill(L, &state.output, state.pipe))
             return push_end(L);
-        if (ready <= 0 && now() >= until) return 0;
+        if (ready <= 0 && ml_clock_now() >= until) return 0;
     }
 }
 
@@ -312,7 +306,7 @@ static int lsp_device(lua_State *L) {
 }
 
 static int lsp_clock(lua_State *L) {
-    lua_pushnumber(L, now());
+    lua_pushnumber(L, ml_clock_now());
     return 1;
 }
 

@@ -1,21 +1,14 @@
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "vm/serve/http.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/memory.h"
 #include "vm/serve/connection.h"
 #include "vm/serve/guard.h"
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static ml_status no_memory(void) {
     return ml_fail(ML_NO_MEMORY, "not enough host memory for the server");
@@ -112,7 +105,7 @@ enum { WATCH = POLLRDHUP | POLLHUP | POLLERR };
 /* The library does not look after suspended connections: those whose clients closed them are
  * resumed, and it ends them. */
 static void look_after_clients(http_server *s) {
-    double time = now();
+    double time = ml_clock_now();
     int count = 0;
     if (time - s->looked < 0.02) return;
     s->looked = time;
@@ -131,11 +124,7 @@ static void look_after_clients(http_server *s) {
 }
 
 void http_wait(http_server *s, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    double end = (double)until.tv_sec + 1e-9 * (double)until.tv_nsec + seconds;
-    until.tv_sec = (time_t)end;
-    until.tv_nsec = (long)((end - floor(end)) * 1e9);
+    const struct timespec until = ml_clock_timespec(ml_clock_now() + seconds);
     pthread_mutex_lock(&s->lock);
     int status = 0;
     while (seconds > 0 && status == 0 && !s->arrived.first && !s->left.first)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "codegen/jit/jit.h"
+#include "runtime/base/clock.h"
 #include "runtime/device/check.h"
 #include "runtime/device/cpu/cpu_internal.h"
 
@@ -426,9 +427,9 @@ static ml_status step_fastest(const step_call *call, double *best) {
     ml_status status = ML_OK;
     *best = 1e30;
     for (int runs = 0; status == ML_OK && !ml_profile_alone_enough(runs, total); runs++) {
-        double start = ml_profile_now();
+        double start = ml_clock_now();
         status = step_again(call);
-        double seconds = ml_profile_now() - start;
+        double seconds = ml_clock_now() - start;
         if (seconds < *best) *best = seconds;
         total += seconds;
     }
@@ -480,12 +481,12 @@ static ml_status step_run(ml_executable *e, uint32_t *at, ml_run_mode mode) {
         call.last++;
     *at = call.last + 1;
     ml_status status = e->checker != NULL ? ml_check_reads(e->checker, number) : ML_OK;
-    double start = mode == ML_RUN_STEPS ? ml_profile_now() : 0;
+    double start = mode == ML_RUN_STEPS ? ml_clock_now() : 0;
     if (status == ML_OK) status = step_again(&call);
     bool works = e->commands[call.first].step->kind != ML_STEP_WAIT;
     if (status == ML_OK && mode == ML_RUN_STEPS && works)
         status = ml_profile_step_ran(profile, e->profiled, number, ML_STREAM_MAIN, start,
-                                     ml_profile_now());
+                                     ml_clock_now());
     if (status == ML_OK && e->checker != NULL) status = ml_check_step(e->checker, number);
     return status == ML_OK && mode == ML_RUN_ALONE ? step_alone(&call) : status;
 }
@@ -501,13 +502,13 @@ ml_status cpu_exec_run(ml_executable *e) {
         if (e->profiled == NULL) status = ml_profile_describe(profile, e->plan, &e->profiled);
         ml_profile_run_begins(profile);
     }
-    double start = mode != ML_RUN_PLAIN ? ml_profile_now() : 0;
+    double start = mode != ML_RUN_PLAIN ? ml_clock_now() : 0;
     if (status == ML_OK && e->checker != NULL) status = ml_check_begin(e->checker);
     for (uint32_t at = 0; at < e->command_count && status == ML_OK;) {
         status = step_run(e, &at, mode);
         if (comm != NULL) ml_comm_progress(comm);
     }
     if (status == ML_OK && mode != ML_RUN_PLAIN)
-        status = ml_profile_run_ends(profile, e->profiled, start, ml_profile_now());
+        status = ml_profile_run_ends(profile, e->profiled, start, ml_clock_now());
     return status;
 }

@@ -4,10 +4,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/process.h"
 #include "runtime/device/cpu/cpu_exec.h"
 #include "runtime/device/cpu/cpu_internal.h"
@@ -147,12 +146,6 @@ static void prepare(timed *t, int threads, int64_t room) {
 }
 
 /* ---- A rank ---- */
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void find_operands(const timed *t, char *room, int set, char *operands[OPERANDS]) {
     char *at = room + t->scratch + set * t->set;
     for (int i = 0; i < OPERANDS; at += t->bytes[i++]) operands[i] = at;
@@ -187,23 +180,17 @@ static ml_status multiply(const timed *t, char *room, int set, ml_pool *pool) {
     return cpu_ragged_run(&t->product.ragged, all, room, pool);
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The median of a round's runs, in which ranks delay one another. 0: it cannot be computed. */
 static double median_seconds(const timed *t, char *room, ml_pool *pool) {
     double seconds[MOST_RUNS], all = 0;
     int runs = 0;
     while (runs < LEAST_RUNS || (all < LONG_ENOUGH && runs < MOST_RUNS)) {
-        double begin = now();
+        double begin = ml_clock_now();
         if (multiply(t, room, runs % t->sets, pool) != ML_OK) return 0;
-        seconds[runs] = now() - begin;
+        seconds[runs] = ml_clock_now() - begin;
         all += seconds[runs++];
     }
-    qsort(seconds, (size_t)runs, sizeof *seconds, by_size);
-    return (seconds[(runs - 1) / 2] + seconds[runs / 2]) / 2 / t->share;
+    return ml_clock_median(seconds, runs) / t->share;
 }
 
 /* Numbers of about unit size in every type that is multiplied, in place of an earlier product's. */
@@ -268,10 +255,9 @@ static void means(const timing *all, double *seconds) {
         bool failed = false; /* on some rank */
         seconds[i] = 0;
         for (int r = 0; r < all->ranks; r++) {
-            double *rounds = all->seconds + (r * all->count + i) * ROUNDS;
-            qsort(rounds, ROUNDS, sizeof *rounds, by_size);
-            if (rounds[ROUNDS / 2] <= 0) failed = true;
-            seconds[i] += rounds[ROUNDS / 2] / all->ranks;
+            double median = ml_clock_median(all->seconds + (r * all->count + i) * ROUNDS, ROUNDS);
+            if (median <= 0) failed = true;
+            seconds[i] += median / all->ranks;
         }
         if (failed) seconds[i] = 0;
     }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/machine.h"
 #include "runtime/base/process.h"
@@ -56,12 +57,6 @@ static ml_status agree(cuda_device *d, int axis, bool *able) {
     ML_TRY(cuda_nccl_collect(&d->base, &least, &mine, &all));
     *able = all != 0;
     return ML_OK;
-}
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* ---- The device's part ----------------------------------------------------------------------- */
@@ -126,7 +121,7 @@ static ml_status axis_make(cuda_device *d, cuda_ce_axis *a) {
 static ml_status connect_axis(cuda_device *d, int axis) {
     cuda_ce_axis *a = &d->ce->axis[axis];
     if (a->connected) return ML_OK;
-    double began = seconds();
+    double began = ml_clock_now();
     a->ranks = (int)ranks_of(d, axis);
     a->at = place_of(d, axis);
     a->buffer_bytes = buffer_share(d);
@@ -140,7 +135,7 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     ml_debug(1, "peer: %d GPUs along %s %s (%.2f s)\n", a->ranks,
              d->base.ranks->layout->axis[axis].name,
              able ? "copy from one another's memory" : "cannot open one another's memory",
-             seconds() - began);
+             ml_clock_now() - began);
     return ML_OK;
 }
 
@@ -258,13 +253,13 @@ static void choose(ml_executable *e, const int64_t *able, uint32_t count, double
              "peer: %u of %u collectives beside other work of %s go by copies; %u allocations of "
              "others are open; %.2f s\n",
              served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
-             cuda_ipc_count(e->device), seconds() - began);
+             cuda_ipc_count(e->device), ml_clock_now() - began);
 }
 
 ml_status cuda_ce_bind(ml_executable *e) {
     cuda_device *d = e->device;
     size_t count = 0, places = 0;
-    double began = seconds();
+    double began = ml_clock_now();
     cuda_ce_unbind(e);
     if (!d->base.options.peer || !d->nccl || e->plan->pipeline_task) return ML_OK;
     for (uint32_t i = 0; i < e->step_count; i++) {

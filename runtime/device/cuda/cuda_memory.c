@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/device/cuda/cuda_internal.h"
 
 static cuda_device *cuda_of(ml_device *device) {
@@ -10,12 +11,6 @@ static cuda_device *cuda_of(ml_device *device) {
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static CUresult query(const cuda_device *d, CUevent event) {
     return event ? cuda.cuEventQuery(event) : cuda.cuStreamQuery(d->stream);
 }
@@ -25,11 +20,11 @@ static ml_status wait_with_others(cuda_device *d, CUevent event) {
     static const double SPIN = 1e-4, LOOK = 0.1; /* seconds */
     const struct timespec nap = {.tv_nsec = 50000};
     ml_comm *comm = d->base.ranks->comm;
-    double start = seconds_now(), looked = 0;
+    double start = ml_clock_now(), looked = 0;
     ml_status status = ML_OK;
     CUresult result;
     while ((result = query(d, event)) == CUDA_ERROR_NOT_READY && status == ML_OK) {
-        double now = seconds_now();
+        double now = ml_clock_now();
         if (now - start < SPIN) continue;
         if (now - looked >= LOOK) {
             status = ml_comm_waiting(comm, looked == 0 ? 0 : now - looked);

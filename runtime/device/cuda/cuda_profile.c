@@ -7,6 +7,7 @@
  * between two waits. */
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/device/cuda/cuda_internal.h"
 
 /* A run whose end may still lie ahead. */
@@ -42,7 +43,7 @@ static void next_body(void *context) {
 }
 
 static ml_status base_record(cuda_device *d) {
-    d->times->start = ml_profile_now();
+    d->times->start = ml_clock_now();
     CUDA_TRY(cuEventRecord(d->times->base, d->stream));
     return ML_OK;
 }
@@ -179,7 +180,7 @@ static ml_status run_steps(ml_executable *e) {
     make_call call = {.e = e};
     if (!e->times) ML_TRY(ml_protect(make_body, &call));
     ML_TRY(cuda_wait_for(e->device, NULL));
-    double start = ml_profile_now();
+    double start = ml_clock_now();
     CUDA_TRY(cuEventRecord(e->times->base, e->device->stream));
     e->times->recording = true;
     e->times->stops = e->runs == 1 && e->device->base.profile->prints;
@@ -266,14 +267,14 @@ static ml_status step_alone(ml_executable *e, uint32_t i) {
 
 static ml_status run_alone(ml_executable *e) {
     ML_TRY(cuda_wait_for(e->device, NULL));
-    double start = ml_profile_now();
+    double start = ml_clock_now();
     for (uint32_t i = 0; i < e->step_count; i++) {
         ML_TRY(cuda_enqueue(e, &e->steps[i]));
         ML_TRY(step_alone(e, i));
     }
     cuda_doing(NULL);
     ML_TRY(cuda_wait_for(e->device, NULL));
-    return ml_profile_run_ends(e->device->base.profile, e->profiled, start, ml_profile_now());
+    return ml_profile_run_ends(e->device->base.profile, e->profiled, start, ml_clock_now());
 }
 
 ml_status cuda_run_profiled(ml_executable *e, ml_run_mode mode) {

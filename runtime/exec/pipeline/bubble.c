@@ -4,6 +4,7 @@
  * steps differ by 5 %: a GPU that was idle before runs faster, and a second later slower. */
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/knobs.h" /* ml_debug */
 #include "runtime/exec/pipeline/run.h"
 #include "runtime/pipeline/plan.h"
@@ -53,7 +54,7 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock) {
     device->profile->lists = clock->step >= LEARNT_STEP && clock->step < MEASURED_STEP;
     device->profile->runs.count = 0;
     clock->busy = device->profile->busy;
-    clock->began = ml_profile_now();
+    clock->began = ml_clock_now();
     return ML_OK;
 }
 
@@ -196,7 +197,7 @@ ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status st
     ml_profile *profile = program->session->device->profile;
     if (!timed(clock)) return status;
     if (status == ML_OK) status = wait_for_device(program);
-    double mine[2] = {profile->busy - clock->busy, ml_profile_now() - clock->began}, unused;
+    double mine[2] = {profile->busy - clock->busy, ml_clock_now() - clock->began}, unused;
     profile->mode = clock->mode;
     profile->lists = false;
     if (status != ML_OK) return status;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/exec/pipeline/run.h"
 
 static void *storage_address(const ml_program *program, int v, int p, int slot,
@@ -204,7 +205,7 @@ static ml_status messages_send(ml_program *program, const ml_action *action, boo
 /* The receives or the sends of a task; where runs are profiled, with the host's time. */
 static ml_status transfer(ml_program *program, const ml_action *action, bool receives) {
     ml_profile *profile = program->session->device->profile;
-    double begin = profile != NULL ? ml_profile_now() : 0;
+    double begin = profile != NULL ? ml_clock_now() : 0;
     ml_status status =
         receives ? task_receive(program, action) : messages_send(program, action, false);
     if (status != ML_OK || profile == NULL) return status;
