@@ -99,24 +99,49 @@ function dynamic.rows(o)
   return list
 end
 
----Choose how long rows are: as those whose longest row of the largest groups fits in memory and takes the least predicted time a token,
----attention apart. With pipeline slots they stay a quarter longer: fewer rows would leave more of the pipeline idle.
----The rows are planned and not made: a run then has the memory, and chooses as a check does.
----@param make fun(row: table): Program
-function dynamic.choose(o, make)
-  local d, least, best = o.dynamic, nil, ROOM
-  if d.chosen or d.slots > 0 then return end
-  for _, room in ipairs(ROOMS) do
-    set_rows(d, room)
+-- Rows of at most `room` times a microbatch's tokens whose longest row of the largest groups fits in memory, those of the least predicted
+-- time a token first, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
+local function fitting_rooms(o, make)
+  local costs, list = {}, {}
+  for i, room in ipairs(ROOMS) do
+    set_rows(o.dynamic, room)
     local rows = dynamic.rows(o)
     local row = rows[#rows]
     row.o.plan_only = true
     local seconds, attention, fits = make(row):cost()
-    local cost = (seconds - attention) / row.tokens
-    if fits and (not least or cost < least) then least, best = cost, room end
+    costs[room] = { (seconds - attention) / row.tokens, i }
+    if fits then list[#list + 1] = room end
   end
-  set_rows(d, best)
+  table.sort(list, function(a, b)
+    local x, y = costs[a], costs[b]
+    if x[1] ~= y[1] then return x[1] < y[1] end
+    return x[2] < y[2]
+  end)
+  return list
+end
+
+---Choose how long rows are, and make their programs: the fastest of which all programs fit in memory. With pipeline slots rows stay a
+---quarter longer than a microbatch: fewer rows would leave more of the pipeline idle.
+---@param make fun(row: table): Program
+---@param make_all fun(): table[], Program makes the programs of all rows, and the update's
+---@return table[], Program what make_all returns
+function dynamic.choose(o, make, make_all)
+  local d = o.dynamic
+  if d.chosen or d.slots > 0 then return make_all() end
   d.chosen = true
+  for _, room in ipairs(fitting_rooms(o, make)) do
+    set_rows(d, room)
+    local rows, update = core.fitting(function()
+      local rows, update = make_all()
+      local programs = { update }
+      for i, row in ipairs(rows) do programs[i + 1] = row.program end
+      local _, fit = core.rank_memory(programs)
+      if fit then return rows, update end
+    end)
+    if rows then return rows, update end
+  end
+  set_rows(d, ROOM)
+  return make_all()
 end
 
 ---The longest row of one rank: its program is the lead of mixed microbatches.

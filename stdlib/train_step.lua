@@ -270,24 +270,22 @@ end
 -- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
 function step.dynamic_step(o)
   check_window(o)
-  local rows, finish = nil, nil
   local function make(row, lead)
+    local finish
     row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens), lead)
-    return row.program
+    return row.program, finish
   end
-  local update = core.together(function()
-    dynamic.choose(o, make)
-    rows = dynamic.rows(o)
+  local function make_all()
+    local rows, programs = dynamic.rows(o), {}
     local first = dynamic.lead(o, rows)
-    make(first)
+    local _, finish = make(first)
     for _, row in ipairs(rows) do
-      if row ~= first then make(row, first.program) end
+      if row ~= first then _, finish = make(row, first.program) end
     end
-    local programs = {}
     for i, row in ipairs(rows) do programs[i] = row.program end
-    return finish(programs)
-  end)
-  return rows, update
+    return rows, finish(programs)
+  end
+  return core.together(function() return dynamic.choose(o, make, make_all) end)
 end
 
 return step

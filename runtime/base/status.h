@@ -16,7 +16,7 @@
 typedef enum {
     ML_OK,
     ML_INVALID,     /* the user's script or options ask for something impossible */
-    ML_NO_MEMORY,   /* the host's memory is exhausted */
+    ML_NO_MEMORY,   /* the host's memory is exhausted, or a GPU's */
     ML_TOO_LARGE,   /* a plan does not fit the device */
     ML_IO,          /* a file cannot be opened, read or written, or holds bad data */
     ML_COMPILE,     /* a generated kernel does not compile */

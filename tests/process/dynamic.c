@@ -188,6 +188,17 @@ PROCESS_TEST(dynamic_context_rows_by_memory) {
     CHECK(least >= 1280 && least < 3072);
 }
 
+/* Of the longest rows all programs fit, or rows are shorter: here logits of 3,072 tokens are whole,
+ * and need more memory than those of the longest row, 6,144 tokens, which are computed in chunks.
+ */
+PROCESS_TEST(dynamic_context_rows_of_which_all_fit) {
+    process_result r = process_run(
+        room, 0, "",
+        "check --device h200 \"$ROOT/models/llama.lua\" preset=llama-1b layers=1 batch=8 accum=8 "
+        "pack=document --mesh cp=2 --layout cp=dynamic --memory 6.5GiB");
+    process_expect(&r, "in rows of up to 3072");
+}
+
 /* Rows that are compared and not taken leave nothing behind: a run takes the memory that a check
  * plans, and --explain shows the programs that are made. */
 PROCESS_TEST(dynamic_context_of_rows_that_are_not_taken) {

@@ -433,6 +433,7 @@ static int open_state(lua_State *L) {
     vm_state_register(L);
     vm_host_register(L);
     vm_program_register(L);
+    vm_programs_register(L);
     vm_attention_register(L);
     vm_conv_register(L);
     vm_scan_register(L);

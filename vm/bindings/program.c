@@ -22,6 +22,13 @@ const ml_plan *vm_program_plan(const vm_program *program) {
     return program->program ? ml_program_plan(program->program) : program->plan;
 }
 
+bool vm_program_fits(const vm_program *program) {
+    const ml_plan *plan = vm_program_plan(program);
+    const int64_t limit = plan->target->memory_bytes;
+    const bool repeats = !plan->may_overflow || plan->retry != NULL;
+    return (limit <= 0 || plan->needed_bytes <= limit) && repeats;
+}
+
 static vm_program *check_program(lua_State *L) {
     return luaL_checkudata(L, 1, vm_program_class);
 }
@@ -368,20 +375,6 @@ static int core_program(lua_State *L) {
     return 1;
 }
 
-/* core.together(fn): makes the programs of fn, whose kernels are compiled at once. */
-static int core_together(lua_State *L) {
-    ml_vm *vm = vm_of(L);
-    luaL_checktype(L, 1, LUA_TFUNCTION);
-    lua_settop(L, 1);
-    ml_session_together(vm->session, true);
-    if (lua_pcall(L, 0, LUA_MULTRET, 0) != LUA_OK) {
-        ml_session_together(vm->session, false);
-        return lua_error(L);
-    }
-    vm_check(L, ml_session_compile(vm->session));
-    return lua_gettop(L);
-}
-
 /* ---- Running --------------------------------------------------------------------------------- */
 
 /* The elements of the feed at `index`, whose memory is pushed. */
@@ -587,14 +580,11 @@ static int program_cost(lua_State *L) {
     cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     vm_protect(L, predict_cost, &call);
-    const ml_plan *plan = call.plan;
-    const int64_t limit = plan->target->memory_bytes, needed = plan->needed_bytes;
     double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    const bool repeats = !plan->may_overflow || plan->retry != NULL;
-    lua_pushboolean(L, (limit <= 0 || needed <= limit) && repeats);
+    lua_pushboolean(L, vm_program_fits(check_program(L)));
     return 3;
 }
 
@@ -648,8 +638,6 @@ static const vm_entry functions[] = {
      "table<string, Tensor>, updates: table, applies: Program[], group: integer, "
      "mixed: boolean|Program, plan_only: boolean} -> Program",
      "compile outputs and updates of states into a program"},
-    {"together", core_together, "fn: function -> any",
-     "call fn(); the kernels of all programs that it makes are compiled at once"},
     {0}};
 static const vm_entry methods[] = {
     {"start", program_start, "inputs?: table",

@@ -664,7 +664,9 @@ static int core_rank_memory(lua_State *L) {
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         vm_set_integer(L, ml_memory_names[i],
                        rank.largest->kind_bytes[i] + rank.beside.kind_bytes[i]);
-    return 1;
+    const int64_t limit = vm_target(L)->memory_bytes;
+    lua_pushboolean(L, limit <= 0 || rank.peak_bytes <= limit);
+    return 2;
 }
 
 static int core_predicted_seconds(lua_State *L) {
@@ -682,8 +684,8 @@ static int core_predicted_seconds(lua_State *L) {
 static const vm_entry functions[] = {
     {"predicted_seconds", core_predicted_seconds, "program: Program -> number?",
      "the time that mlua check predicts of a run; nil where nothing is known of the device"},
-    {"rank_memory", core_rank_memory, "programs: Program[] -> table<string, integer>",
-     "bytes by kind that a rank takes at its peak for all of these programs: the peak of a report"},
+    {"rank_memory", core_rank_memory, "programs: Program[] -> table<string, integer>, boolean",
+     "bytes by kind that a rank takes at its peak for all of these programs; whether they fit"},
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: number, step: "
      "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "

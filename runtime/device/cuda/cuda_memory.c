@@ -56,7 +56,7 @@ static ml_status memory_failed(cuda_device *d, CUresult result, int64_t bytes, c
     size_t free_bytes = 0, total = 0;
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return cuda_fail(result, "cuMemAlloc");
     CUDA_OK(cuMemGetInfo(&free_bytes, &total));
-    ml_fail(ML_TOO_LARGE, "no GPU memory for %s: %.2f GiB are wanted and %.2f of %.2f GiB are free",
+    ml_fail(ML_NO_MEMORY, "no GPU memory for %s: %.2f GiB are wanted and %.2f of %.2f GiB are free",
             what, (double)bytes / (1 << 30), (double)free_bytes / (1 << 30),
             (double)total / (1 << 30));
     return ml_help("%.2f GiB are taken by this run; other programs on this GPU may hold the rest",
