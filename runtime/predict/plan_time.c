@@ -165,11 +165,12 @@ static void times_of_tasks(const predict_basis *by, const ml_plan *plan, ml_aren
     }
 }
 
-/* What is computed once a step, by the rank that takes longest. */
+/* What is computed once a step, by the rank that takes longest; *waits: the mean time that ranks
+ * wait for it. */
 static double once_seconds(const predict_basis *by, const ml_plan *plan, ml_arena *arena,
-                           ml_prediction *out) {
+                           double *waits, ml_prediction *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
-    double longest = 0;
+    double longest = 0, sum = 0;
     for (int rank = 0; rank < p->ranks; rank++) {
         double seconds = 0;
         for (int v = rank; v < p->count; v += p->ranks) {
@@ -177,7 +178,9 @@ static double once_seconds(const predict_basis *by, const ml_plan *plan, ml_aren
             if (once) seconds += task_seconds(by, once, 1, arena, out);
         }
         longest = seconds > longest ? seconds : longest;
+        sum += seconds;
     }
+    *waits = longest - sum / p->ranks;
     return longest;
 }
 
@@ -193,14 +196,16 @@ static void predict_pipeline(const predict_basis *by, const ml_plan *plan, ml_ar
     times_of_tasks(by, plan, arena, times.task, out);
     for (int i = 0; i < p->channel_count; i++)
         times.delay[i] = (int64_t)(message_seconds(by->rates, plan, &p->channels[i]) / UNIT);
-    int64_t length = ml_pipeline_replay(&p->problem, &p->schedule, &times, arena, &out->bubble);
-    double once = once_seconds(by, plan, arena, out), share = 1.0 / p->ranks;
+    double bubble, waits, share = 1.0 / p->ranks;
+    int64_t length = ml_pipeline_replay(&p->problem, &p->schedule, &times, arena, &bubble);
+    double once = once_seconds(by, plan, arena, &waits, out);
     for (int i = 0; i < PREDICT_KINDS; i++) out->busy[i] *= share;
     out->exposed *= share;
     out->sent *= share;
     out->copied *= share;
     out->held *= share;
     out->seconds = (double)length * UNIT + once;
+    if (out->seconds > 0) out->bubble = (bubble * (double)length * UNIT + waits) / out->seconds;
 }
 
 /* ---- A program ---- */
@@ -219,9 +224,10 @@ static void predict_body(void *context) {
         replay_part(call->by, call->plan, call->scratch, call->out);
     /* Which wait for the slowest of them. */
     int64_t ranks = call->plan->layout ? ml_layout_ranks(call->plan->layout) : 1;
-    double spread = call->by->rates->rank_spread * log2((double)ranks) * call->out->seconds;
-    call->out->seconds += spread;
-    call->out->exposed += spread;
+    double spread = call->by->rates->rank_spread * log2((double)ranks);
+    call->out->exposed += spread * call->out->seconds;
+    call->out->seconds *= 1 + spread;
+    call->out->bubble /= 1 + spread;
 }
 
 static void microbatch_body(void *context) {

@@ -99,6 +99,29 @@ PROCESS_TEST(check_predicts_bubbles_and_networks) {
     CHECK(exposed[1] > exposed[0]);
 }
 
+/* Computation, communication, waits of stages and for copies to the host are all of a step. */
+PROCESS_TEST(check_predicts_all_of_a_step) {
+    static const char *const layouts[] = {"--mesh pp=3,dp=2 accum=4 batch=8",
+                                          "--mesh pp=2,tp=2 --layout schedule=zero-bubble accum=2",
+                                          "--memory 21GiB"};
+    static const char *const shares[] = {"\"products\":", "\"attention\":", "\"memory\":",
+                                         "\"other\":",    "\"exposed\":",   "\"bubble\":"};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        process_result r = process_run(
+            room, 0, "", "check --json --device h200 \"$ROOT/models/gpt.lua\" preset=gpt-1.3b %s",
+            layouts[i]);
+        const char *at = strstr(r.output, "\"predicted\":");
+        CHECK(at != NULL);
+        double sum = process_number(at, "\"host_wait\":") / process_number(at, "\"seconds\":");
+        for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
+            sum += process_number(at, shares[k]);
+        EXPECT(fabs(sum - 1) < 1e-4, "%s: shares are %.5f in all", layouts[i], sum);
+    }
+    process_result r = process_run(
+        room, 0, "", "check --device h200 \"$ROOT/models/gpt.lua\" preset=gpt-1.3b %s", layouts[2]);
+    process_expect(&r, ", waits for host copies ");
+}
+
 static int timed_entries(process_room *room) {
     process_result r = process_shell(room, 0, "ls cache | grep -c '\\.timed$' || true");
     return (int)strtol(r.output, NULL, 10);

@@ -126,6 +126,7 @@ void predicted_print(const vm_predicted *p, double tokens, bool samples, double 
         printf(" %s %.1f%%,", predict_names[i], 100 * s->busy[i] / s->seconds);
     printf(" exposed communication %.1f%%", 100 * s->exposed / s->seconds);
     if (s->bubble > 0) printf(", bubble %.1f%%", 100 * s->bubble);
+    if (s->held > 0) printf(", waits for host copies %.1f%%", 100 * s->held / s->seconds);
     printf("\n");
 }
 
