@@ -105,9 +105,13 @@ typedef struct {
 
 static void require_body(void *context) {
     const require_call *call = context;
-    const ml_device *device = call->program->session->device;
-    ml_plan_require(call->program->plan, call->extra, device->target.memory_bytes,
-                    device->description);
+    const ml_session *session = call->program->session;
+    const ml_device *device = session->device;
+    const int64_t bytes = device->target.memory_bytes, budget = session->memory_budget;
+    const int64_t whole = device->total_bytes > 0 ? device->total_bytes : bytes;
+    const ml_plan_limit limit = {bytes, device->description, budget > 0 && budget <= whole,
+                                 budget - bytes};
+    ml_plan_require(call->program->plan, call->extra, &limit);
 }
 
 static ml_status states_allocate(ml_program *program) {

@@ -1,6 +1,7 @@
 /* Plans as values: their parts, what they need, what they look like. */
 #include "runtime/plan/plan.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "runtime/plan/plan_internal.h"
@@ -164,22 +165,38 @@ static void print_origin(const ml_graph *g, ml_ref n, ml_text *out) {
 }
 
 enum { LARGEST = 10 };
-static const double GIB = 1024.0 * 1024 * 1024;
+static const double MIB = 1024.0 * 1024, GIB = 1024.0 * 1024 * 1024;
 
-void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device) {
+/* The least budget is rounded up, by more than a process is rounded. */
+static void help_to_fit(int64_t needed, const ml_plan_limit *limit) {
+    static const char *const smaller =
+        "use a smaller batch, or accumulate gradients over more, smaller parts of it (accum)";
+    const double least = ceil((double)(needed + limit->outside) / MIB) + 1;
+    if (!limit->budget)
+        ml_help("%s", smaller);
+    else if (least * MIB < GIB)
+        ml_help("--memory %.0fMiB is the least; or %s", least, smaller);
+    else
+        ml_help("--memory %.2fGiB is the least; or %s", ceil(100 * least * MIB / GIB) / 100,
+                smaller);
+}
+
+void ml_plan_require(const ml_plan *plan, int64_t extra, const ml_plan_limit *limit) {
     int64_t needed = plan->peak_bytes + extra;
-    if (limit <= 0 || needed <= limit) return;
+    if (limit->bytes <= 0 || needed <= limit->bytes) return;
     ml_plan_block list[LARGEST];
     ml_text out = {.arena = plan->arena};
-    ml_text_add(&out, "the program needs %.2f GiB of memory, and %s has %.2f GiB for it\n  ",
-                needed / GIB, device, limit / GIB);
+    const double unit = needed < GIB ? MIB : GIB;
+    const char *name = needed < GIB ? "MiB" : "GiB";
+    ml_text_add(&out, "the program needs %.2f %s of memory, and %s has %.2f %s for it\n  ",
+                needed / unit, name, limit->device, limit->bytes / unit, name);
     for (int i = 0; i < ML_MEMORY_KINDS; i++) {
-        ml_text_add(&out, "%s %.2f, ", ml_memory_names[i], plan->kind_bytes[i] / GIB);
+        ml_text_add(&out, "%s %.2f, ", ml_memory_names[i], plan->kind_bytes[i] / unit);
     }
-    ml_text_add(&out, "other programs %.2f GiB\n  largest tensors at the peak:", extra / GIB);
+    ml_text_add(&out, "other programs %.2f %s\n  largest tensors at the peak:", extra / unit, name);
     int found = ml_plan_largest(plan, LARGEST, list);
     for (int i = 0; i < found; i++) {
-        ml_text_add(&out, "\n  %9.3f GiB  ", list[i].bytes / GIB);
+        ml_text_add(&out, "\n  %9.3f %s  ", list[i].bytes / unit, name);
         if (list[i].node == 0) {
             ml_text_add(&out, "workspace");
             continue;
@@ -188,7 +205,7 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
         print_origin(list[i].graph, list[i].node, &out);
     }
     ml_fail(ML_TOO_LARGE, "%s", out.text);
-    ml_help("use a smaller batch, or accumulate gradients over more, smaller parts of it (accum)");
+    help_to_fit(needed, limit);
     ml_raise_last();
 }
 

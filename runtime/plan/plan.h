@@ -112,9 +112,15 @@ typedef struct {
 /* The largest storages alive at the peak (of a program that is cut: of each part's), largest first.
  */
 int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list);
-/* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, where the plan plus `extra`
- * bytes (states of other programs) exceeds `limit` bytes. */
-void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device);
+typedef struct {
+    int64_t bytes;      /* 0: no limit */
+    const char *device; /* what has them */
+    bool budget;        /* by --memory */
+    int64_t outside;    /* what a process takes beside its plans */
+} ml_plan_limit;
+/* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, and the least --memory where
+ * there is one, where the plan plus `extra` bytes (states of other programs) exceeds the limit. */
+void ml_plan_require(const ml_plan *plan, int64_t extra, const ml_plan_limit *limit);
 
 /* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size.
  * The first output_count of schedule->output_values stay alive to the end. */

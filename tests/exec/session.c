@@ -222,7 +222,7 @@ static void body_too_large(world *w) {
     CHECK_STATUS(ml_program_new(w->session, &roots, &program), ML_TOO_LARGE);
     CHECK(program == NULL);
     const char *text = ml_error_last()->text;
-    CHECK(strstr(text, "GiB of memory, and") != NULL);
+    CHECK(strstr(text, "MiB of memory, and") != NULL);
     CHECK(strstr(text, "f32[x=1048576] h from big.lua:7 (blocks.0)") != NULL);
     CHECK(strstr(ml_error_last()->help, "smaller batch") != NULL);
 }

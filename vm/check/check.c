@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/base/machine.h"
 #include "runtime/ops/attention/attention.h"
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
@@ -13,6 +12,7 @@
 #include "vm/bindings/precision.h"
 #include "vm/check/dry.h"
 #include "vm/check/largest.h"
+#include "vm/check/planned_for.h"
 #include "vm/check/predicted.h"
 #include "vm/check/recomputed.h"
 #include "vm/check/scans.h"
@@ -79,23 +79,6 @@ static const char *flops_text(lua_State *L, double flops) {
 }
 
 /* ---- Gathering ------------------------------------------------------------------------------- */
-
-static const char *device_text(const ml_vm *vm) {
-    return vm->check_device ? vm->check_device : ml_session_device(vm->session)->description;
-}
-
-/* What has so many bytes for plans: with --memory, or the device. */
-static const char *limit_text(lua_State *L) {
-    const ml_vm *vm = vm_of(L);
-    if (vm->options->memory <= 0 || vm->check_ranks == 0) return device_text(vm);
-    return lua_pushfstring(L, "%s with --memory %sGiB", device_text(vm),
-                           lua_pushfstring(L, "%f", vm->options->memory));
-}
-
-/* Device memory of a run's process whose plans take so many bytes. */
-static int64_t process_bytes(const ml_vm *vm, int64_t plans) {
-    return vm->check_ranks > 0 ? ml_process_bytes(plans, vm->check_ranks > 1) : plans;
-}
 
 static int compare_keys(const void *left, const void *right) {
     uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
@@ -388,8 +371,8 @@ static void print_stages(const ml_stage_map *map) {
 
 static void print_pipeline(const struct ml_pipeline_plan *p) {
     printf(
-        "pipeline        %d stages of %s, %s, %d microbatches, bubble %.1f%%; below, the rank of "
-        "stage %d, which needs the most memory\n",
+        "pipeline        %d stages of %s, %s, %d microbatches, planned bubble %.1f%%; below, the "
+        "rank of stage %d, which needs the most memory\n",
         p->count, p->map->list, ml_schedules[p->problem.kind].name, p->microbatches,
         100 * p->schedule.bubble, p->coordinate);
     print_stages(p->map);
@@ -450,13 +433,14 @@ static void print_work(lua_State *L, const report *r, double tokens) {
 }
 
 static void print_memory(lua_State *L, const report *r) {
-    const int64_t process = process_bytes(vm_of(L), r->peak_bytes);
+    const int64_t process = planned_process(vm_of(L), r->peak_bytes);
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
     if (process > r->peak_bytes)
-        printf("process         %s with its context, libraries and communicators (--memory)\n",
-               bytes_text(L, process));
+        printf("process         %s with its context, libraries and communicators (--memory)%s\n",
+               bytes_text(L, process),
+               !planned_has(vm_of(L), process) ? ", which the device has not" : "");
     if (r->repeats < 0)
         printf("exchange        no memory for steps that are done again: one whose rows have no "
                "place ends the run\n");
@@ -488,7 +472,7 @@ static void print_all_types(lua_State *L) {
 
 static void print_text(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
-    printf("device          %s\n", device_text(vm));
+    printf("device          %s\n", planned_device(vm));
     traffic_print_ranks(L, &r->traffic);
     if (r->groups) printf("sequences       %s\n", r->groups);
     if (r->pipeline) print_pipeline(r->pipeline);
@@ -521,14 +505,14 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(memory, ml_memory_names[i], json_integer(r->memory[i]));
     json_t *object = json_pack(
         "{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
-        device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
+        planned_device(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
         (json_int_t)all_states(r), "flops", r->flops, "tokens", tokens, "kernels", r->kernels,
         "kernels_to_compile", r->distinct, "matrix_products", r->gemms, "attentions", r->attentions,
         "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes, "memory_bytes",
         memory, "largest", largest_json(L, r->largest));
     if (object)
         json_object_set_new(object, "process_bytes",
-                            json_integer((json_int_t)process_bytes(vm, r->peak_bytes)));
+                            json_integer((json_int_t)planned_process(vm, r->peak_bytes)));
     if (object) traffic_json(L, &r->traffic, object);
     if (object && r->step_programs < vm_table_length(L, 1)) {
         json_t *between = json_object();
@@ -558,6 +542,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     if (object && r->repeats)
         json_object_set_new(object, "repeats_steps", json_boolean(r->repeats > 0));
     if (object && r->groups) json_object_set_new(object, "groups", json_string(r->groups));
+    if (object && r->samples) json_object_set_new(object, "samples", json_true());
     if (object && r->kept) json_object_set_new(object, "increment", json_loads(r->kept, 0, NULL));
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
@@ -575,17 +560,6 @@ static void print_json(lua_State *L, const report *r, double tokens) {
 }
 
 /* ---- core.report ----------------------------------------------------------------------------- */
-
-typedef struct {
-    const ml_plan *plan;
-    int64_t extra, limit;
-    const char *device;
-} require_call;
-
-static void require_memory(void *argument) {
-    require_call *call = argument;
-    ml_plan_require(call->plan, call->extra, call->limit, call->device);
-}
 
 /* The script of the prompt: `:check` reports it. */
 static int keep_report(lua_State *L) {
@@ -635,10 +609,7 @@ static int core_report(lua_State *L) {
         print_text(L, &r, tokens);
     output_discard(vm, discards);
     ml_time_part("report");
-    if (!r.fits) {
-        require_call call = {r.largest, r.other_bytes, target->memory_bytes, limit_text(L)};
-        vm_protect(L, require_memory, &call);
-    }
+    if (!r.fits) planned_require(L, r.largest, r.other_bytes);
     return 0;
 }
 
