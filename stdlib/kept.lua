@@ -10,7 +10,7 @@ local kept = {}
 ---@param err any
 ---@return string
 function kept.problem(err)
-  local text = tostring(err):match "[^\n]*"
+  local text = tostring(err):match("[^\n]*"):gsub("^mlua: ", "")
   return text:match "^[^:]+:%d+: ([^:]+:%d+: .*)" or text -- who called is not of interest
 end
 

@@ -1,38 +1,37 @@
 -- `mlua check --memory-curve`: the predicted time of a step over the memory that it may use.
 --
--- The script is checked with memory for everything, then with next to none, whose plan is the least; then with budgets between,
--- several at once. A budget decides which values are computed again and which are copied to host memory and back
+-- The script is checked with memory for everything, or with that of --memory, then with next to none, whose plan is the least; then
+-- with budgets from the least on, several at once. A budget decides which values are computed again and which are copied to host memory and back
 -- (runtime/plan/fit_memory.c); below each row are those that the row above does not compute again, or not as often, and all that are
 -- copied: operators by modules and lines, of which layers alike are one ("blocks.*"), and the
 -- segments of scans.
 local core = require "mlua.core"
+local command = require "mlua.tune_command"
 
 local ENOUGH, NONE = 1e8, 0.001 -- GiB
 local POINTS = 8 -- between the least and the most
+local ROUNDING = 2 ^ -10 -- GiB: of what a process takes beside its plans
 
 local options = core.options()
 
-local function words_of(memory)
-  local words = { "check", options.script }
-  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
-  for name, value in pairs { ["--device"] = options.device_name, ["--dtype"] = options.dtype_name, ["--mesh"] = options.mesh_text,
-    ["--layout"] = options.layout_text } do
-    table.move({ name, value }, 1, 2, #words + 1, words)
-  end
-  if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
-  return table.move({ "--json", "--memory", ("%.4f"):format(memory) }, 1, 3, #words + 1, words)
+local function layout_words()
+  local words = {}
+  if options.mesh_text then table.move({ "--mesh", options.mesh_text }, 1, 2, #words + 1, words) end
+  if options.layout_text then table.move({ "--layout", options.layout_text }, 1, 2, #words + 1, words) end
+  return words
 end
 
--- Reports of checks with these budgets; an error where one has none.
+-- Reports of checks with these budgets, and whether each fits; an error where one has no report.
 local function check(budgets)
   local words, reports = {}, {}
-  for i, memory in ipairs(budgets) do words[i] = words_of(memory) end
+  for i, memory in ipairs(budgets) do words[i] = command.check(layout_words(), memory) end
   for i, result in ipairs(core.run_program(words, options.processors, 600)) do
-    local report = result.output ~= "" and core.json(result.output:match "[^\n]*")
+    local report, errors = command.report(result)
     if not report then
-      io.stderr:write(result.errors)
+      io.stderr:write(errors)
       core.fail "the script cannot be planned"
     end
+    report.fits = result.code == 0
     reports[i] = report
   end
   return reports
@@ -77,47 +76,63 @@ local function print_offloaded(report)
       modules[r.module] = {}
       order[#order + 1] = r.module
     end
-    table.insert(modules[r.module], ("%s%s x %d, %.2f GiB"):format(r.op, place_of(r), r.values, r.bytes / 2 ^ 30))
+    table.insert(modules[r.module], ("%s%s x %d, %s"):format(r.op, place_of(r), r.values, command.size(r.bytes)))
     bytes = bytes + r.bytes
   end
   if bytes == 0 then return end
   local predicted = report.predicted
-  print(("          on the host %.2f GiB%s"):format(bytes / 2 ^ 30, predicted and
+  print(("          on the host %s%s"):format(command.size(bytes), predicted and
     (", copies %.1f ms, of which computation waits %.1f ms"):format(1e3 * predicted.host_copies, 1e3 * predicted.host_wait) or ""))
   for _, module in ipairs(order) do print(("            %s%s"):format(module ~= "" and module .. ": " or "", table.concat(modules[module], "; "))) end
 end
 
-return function()
-  local ends = check { ENOUGH, NONE }
-  local most, least = ends[1].process_bytes / 2 ^ 30, ends[2].process_bytes / 2 ^ 30
-  local budgets = {}
-  for i = 1, POINTS do budgets[i] = least + (most - least) * i / (POINTS + 1) end
+-- Rows from the least memory to the most.
+local function read_rows()
+  local ends = check { options.memory > 0 and options.memory or ENOUGH, NONE }
+  if not ends[1].fits then core.fail(("no plan fits --memory: the least takes %s"):format(command.size(ends[2].process_bytes))) end
+  local most, least, budgets = ends[1].process_bytes / 2 ^ 30, ends[2].process_bytes / 2 ^ 30, {}
+  least = math.min(most, least + ROUNDING)
+  for i = 0, POINTS do budgets[i + 1] = least + (most - least) * i / (POINTS + 1) end
   local rows = check(budgets)
-  table.insert(rows, 1, ends[2])
+  if not rows[1].fits then rows[1] = ends[2] end
   rows[#rows + 1] = ends[1]
+  return rows
+end
 
-  local fastest = ends[1].predicted and ends[1].predicted.seconds
-  if options.json then
-    local points = {}
-    for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, process_bytes = r.process_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed,
-      offloaded = r.offloaded, host_bytes = r.host_bytes, host_copies = r.predicted and r.predicted.host_copies,
-      host_wait = r.predicted and r.predicted.host_wait } end
-    io.write(core.to_json(points), "\n")
-  else
-    print(fastest and "     GiB   ms a step   slower" or "     GiB")
-    local before, above
-    for i = #rows, 1, -1 do
-      local r = rows[i]
-      local row = ("%8.2f"):format(r.process_bytes / 2 ^ 30)
-      if fastest then row = row .. ("  %10.1f  %6.1f %%"):format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
-      if row ~= before then
-        print(row)
-        print_again(r, above)
-        print_segments(r, above)
-        print_offloaded(r)
-        above = r
-      end
-      before = row
+local function print_json(rows)
+  local points = {}
+  for i, r in ipairs(rows) do points[i] = { peak_bytes = r.peak_bytes, process_bytes = r.process_bytes, seconds = r.predicted and r.predicted.seconds, recomputed = r.recomputed,
+    offloaded = r.offloaded, host_bytes = r.host_bytes, host_copies = r.predicted and r.predicted.host_copies,
+    host_wait = r.predicted and r.predicted.host_wait } end
+  io.write(core.to_json(points), "\n")
+end
+
+local function print_text(rows)
+  local last = rows[#rows]
+  local fastest, small, device = last.predicted and last.predicted.seconds, last.process_bytes < 2 ^ 32, core.device()
+  local form = fastest and fastest < 0.1 and "  %10.2f  %6.1f %%" or "  %10.1f  %6.1f %%"
+  local unit, size = small and "MiB" or "GiB", small and 2 ^ 20 or 2 ^ 30
+  print(("     %s%s"):format(unit, fastest and "   ms a step   slower" or ""))
+  local before, above
+  for i = #rows, 1, -1 do
+    local r = rows[i]
+    local row = ("%8.2f"):format(r.process_bytes / size)
+    if fastest then row = row .. form:format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
+    if row ~= before then
+      local fits = r.peak_bytes <= device.memory_bytes
+      if i == #rows and not fits then print(("          beyond the memory of %s:"):format(device.description)) end
+      if fits and above and above.peak_bytes > device.memory_bytes then print "          within it:" end
+      print(row)
+      print_again(r, above)
+      print_segments(r, above)
+      print_offloaded(r)
+      above = r
     end
+    before = row
   end
+end
+
+return function()
+  local rows = read_rows()
+  if options.json then print_json(rows) else print_text(rows) end
 end

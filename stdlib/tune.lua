@@ -35,6 +35,7 @@ end
 -- One GPU -------------------------------------------------------------------------------------------------------------------
 
 local ENOUGH = 1e8 -- GiB: nothing is recomputed
+local PARTS = { 8, 64, 512 } -- ranks that share a batch which one cannot have
 
 -- The dtypes to choose from: those of --precision; else that of --dtype or the default alone, without a name. f16 is no faster than bf16.
 local function precisions()
@@ -47,14 +48,16 @@ local function precisions()
   return out
 end
 
--- Of the precisions those that can be planned, with the seconds of a step on one GPU; and the report of the first of them.
-local function one_gpu(list, results)
+-- Of the precisions those that can be planned, with the seconds of a step on one GPU; and the report of the first of them. The checks
+-- are of one of `parts` ranks among which the batch is split.
+local function one_gpu(list, results, parts)
   local served, first, problem = {}, nil, nil
   for i, precision in ipairs(list) do
     local report, errors = command.report(results[i])
     if report then
+      report.flops = parts * report.flops
       local wide = precision.name == "f32" or not precision.name and not report.device:find "NVIDIA"
-      precision.seconds, precision.bytes = report.predicted and report.predicted.seconds, wide and 4 or 2
+      precision.seconds, precision.bytes = report.predicted and parts * report.predicted.seconds * (1 - report.predicted.exposed), wide and 4 or 2
       served[#served + 1], first = precision, first or report
     else
       problem = problem or errors
@@ -70,13 +73,25 @@ local function staged_finely(report)
   return command.report(core.run_program({ command.check(command.joined(cut, { "--mesh", "pp=2" }), ENOUGH) }, 1, 600)[1])
 end
 
+-- A check in each precision.
+local function check_words(list, layout)
+  local words = {}
+  for i, precision in ipairs(list) do words[i] = command.check(command.joined(precision.name and { "--dtype", precision.name } or {}, layout), ENOUGH) end
+  return words
+end
+
 -- What the script computes on one GPU, and how many layers it has.
 local function read_facts()
-  local wanted, words = precisions(), {}
-  for i, precision in ipairs(wanted) do words[i] = command.check(precision.name and { "--dtype", precision.name } or {}, ENOUGH) end
+  local wanted = precisions()
+  local words = check_words(wanted, {})
   words[#words + 1] = command.check({ "--mesh", "pp=2" }, ENOUGH)
   local results = core.run_program(words, options.processors, 600)
-  local served, report, errors = one_gpu(wanted, results)
+  local served, report, errors = one_gpu(wanted, results, 1)
+  for _, parts in ipairs(PARTS) do -- the batch may be too large for the kernels of one
+    if report then break end
+    local mesh = { "--mesh", ("dp=%d"):format(parts) }
+    served, report = one_gpu(wanted, core.run_program(check_words(wanted, mesh), options.processors, 600), parts)
+  end
   if not report then
     io.stderr:write(errors)
     core.fail "the script cannot be planned on one GPU, from which the search begins"
@@ -111,7 +126,7 @@ local function read_facts()
   return {
     axes = axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = layers, head = layers * share / math.max(0.5, 1 - share),
     parameters = report.parameters, tokens = report.tokens, predicted = report.predicted, gpus = options.gpus,
-    hosts = options.hosts, memory = core.device().memory_bytes, precisions = served,
+    hosts = options.hosts, memory = core.device().memory_bytes, precisions = served, unit = report.samples and "samples" or "tokens",
   }
 end
 
@@ -125,7 +140,8 @@ local function note(c, result)
     c.failed = (errors or ""):match "[^\n]*"
     return
   end
-  c.seconds, c.predicted, c.memory, c.tokens_per_s = report.predicted.seconds, report.predicted, report.peak_bytes, report.predicted.tokens_per_s
+  c.seconds, c.predicted, c.tokens_per_s = report.predicted.seconds, report.predicted, report.predicted.tokens_per_s
+  c.memory, c.process = report.peak_bytes, report.process_bytes
   c.fits = result.code == 0
 end
 
@@ -173,7 +189,7 @@ end
 -- Commands to paste ---------------------------------------------------------------------------------------------------------
 
 local function run_command(c, facts)
-  local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu"), candidate_words(c, facts), command.budget())
+  local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu", { accum = facts.settings.accum }), candidate_words(c, facts), command.budget())
   local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
   if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
   return command.text(words)
@@ -218,7 +234,7 @@ end
 
 -- Tokens a second of a candidate that runs here, the median of its last steps; nil and the reason where it does not run.
 local function measure(c, facts)
-  local words = command.joined({ "run", options.script }, command.given(true), candidate_words(c, facts), command.budget(), { "--json", "--quiet" })
+  local words = command.joined({ "run", options.script }, command.given(true, { accum = facts.settings.accum }), candidate_words(c, facts), command.budget(), { "--json", "--quiet" })
   if facts.gpus > 1 then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
   if facts.settings.steps then words[#words + 1] = ("steps=%d"):format(MEASURED.steps) end
   if facts.settings.sample then words[#words + 1] = "sample=0" end
@@ -233,11 +249,13 @@ local function measure(c, facts)
   return median(table.move(rates, math.max(1, #rates - MEASURED.last + 1), #rates, 1, {}))
 end
 
+-- Whether layouts run on this machine, or --device names one for planning alone.
+local function runs_here() return not options.device_name or options.device_name == "cpu" or options.device_name == "cuda" end
+
 -- The same, of the results that are known; else it is measured.
 local function result_of(c, facts, known)
-  local name, device = run_command(c, facts), options.device_name
+  local name = run_command(c, facts)
   if not known[name] then
-    if device and device ~= "cpu" and device ~= "cuda" then return nil, ("--device %s is for planning: it cannot run here"):format(device) end
     local rate, reason = measure(c, facts)
     known[name] = { command = name, tokens_per_s = rate, reason = reason }
     add_result(known[name])
@@ -247,15 +265,18 @@ end
 
 -- The candidates that lead are run one after another; what a run takes corrects the predictions of the others.
 local function measure_best(facts, list)
-  local known = read_results()
+  local known, possible = read_results(), {}
+  for _, c in ipairs(list) do
+    if runs_here() or known[run_command(c, facts)] then possible[#possible + 1] = c end
+  end
   for _ = 1, options.tries > 0 and options.tries or MEASURED.tries do
-    local c = measured.leading(list)
+    local c = measured.leading(possible)
     if not c then break end
     local rate, reason = result_of(c, facts, known)
     c.measured, c.unmeasured = rate, not rate and reason or nil
     measured.correct(list, facts.tokens)
     if not options.json then
-      io.write(rate and ("measured %8.0f tokens/s, predicted %8.0f: %s\n"):format(rate, c.tokens_per_s, table.concat(candidate_words(c, facts), " "))
+      io.write(rate and ("measured %8.0f %s/s, predicted %8.0f: %s\n"):format(rate, facts.unit, c.tokens_per_s, table.concat(candidate_words(c, facts), " "))
         or ("not measured: %s: %s\n"):format(table.concat(candidate_words(c, facts), " "), reason))
       io.flush()
     end
@@ -285,9 +306,9 @@ local function print_text(facts, ranked, planned, all)
   for _, i in ipairs(shown(ranked)) do
     local c = ranked[i]
     local p = c.predicted
-    io.write(("%d  %.0f tokens/s%s%s, %.1f ms a step%s, memory %.1f GiB, bubble %.1f %%, exposed communication %.1f %%\n"):format(
-      i, c.tokens_per_s, c.measured and (" (measured %.0f)"):format(c.measured) or "", c.precision.name and ", " .. c.precision.name or "", 1e3 * c.seconds,
-      p.mfu > 0 and (", MFU %.1f %%"):format(100 * p.mfu) or "", c.memory / 2 ^ 30, 100 * p.bubble, 100 * p.exposed))
+    io.write(("%d  %.0f %s/s%s%s, %.1f ms a step%s, memory %s, bubble %.1f %%, exposed communication %.1f %%\n"):format(
+      i, c.tokens_per_s, facts.unit, c.measured and (" (measured %.0f)"):format(c.measured) or "", c.precision.name and ", " .. c.precision.name or "", 1e3 * c.seconds,
+      p.mfu > 0 and (", MFU %.1f %%"):format(100 * p.mfu) or "", command.size(c.process), 100 * p.bubble, 100 * p.exposed))
     if i > 1 then io.write("   ", reason(c, ranked[1]), "\n") end
     io.write("   ", run_command(c, facts), "\n")
   end
@@ -299,7 +320,7 @@ local function print_json(facts, ranked, planned, all)
   for place, i in ipairs(shown(ranked)) do
     local c = ranked[i]
     out.best[place] = {
-      command = run_command(c, facts), tokens_per_s = c.tokens_per_s, seconds = c.seconds, memory_bytes = c.memory, bubble = c.predicted.bubble,
+      command = run_command(c, facts), tokens_per_s = c.tokens_per_s, seconds = c.seconds, memory_bytes = c.process, bubble = c.predicted.bubble,
       exposed = c.predicted.exposed, mfu = c.predicted.mfu, measured = c.measured, dtype = c.precision.name, slower = i > 1 and reason(c, ranked[1]) or nil,
     }
   end
@@ -309,14 +330,17 @@ end
 local function fail_small(list)
   local least, why
   for _, c in ipairs(list) do
-    if c.memory and (not least or c.memory < least.memory) then least = c end
+    if c.process and (not least or c.process < least.process) then least = c end
     why = why or c.failed
   end
-  if least then core.fail(("no layout fits: the smallest that was planned needs %.1f GiB of each GPU"):format(least.memory / 2 ^ 30), { help = "more --gpus, or a smaller batch" }) end
+  if least then core.fail(("no layout fits: the smallest that was planned needs %s of each GPU"):format(command.size(least.process)), { help = "more --gpus, or a smaller batch" }) end
   core.fail("no layout can be planned" .. (why and ": " .. why or ""))
 end
 
 return function()
+  if options.measure and not options.results and not runs_here() then
+    core.fail(("--measure runs layouts here, and --device %s is for planning"):format(options.device_name), { help = "--device cpu, cuda, or none" })
+  end
   local facts = read_facts()
   local list = candidates.all(facts)
   if #list == 0 then

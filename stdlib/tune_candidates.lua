@@ -100,6 +100,26 @@ local function memory_parts(facts, c)
   return states, facts.layers / pp * tokens * (axes.embed or 1) * c.precision.bytes * open / (o.sp and tp or 1)
 end
 
+-- Choosing from lists -------------------------------------------------------------------------------------------------------
+
+local MOST, SMALLEST, FEW = 3000, 300, 8 -- candidates that a search looks at; of these the smallest; where none may fit
+
+-- The `count` candidates of which `key` is smallest.
+local function first_by(list, key, count)
+  local keys, sorted = {}, {}
+  for i, c in ipairs(list) do keys[i] = c[key] end
+  table.sort(keys) -- numbers alone, which takes a fraction of the time
+  local last = keys[math.min(count, #keys)]
+  for _, c in ipairs(list) do
+    if c[key] <= last then sorted[#sorted + 1] = c end
+  end
+  table.sort(sorted, function(a, b)
+    if a[key] ~= b[key] then return a[key] < b[key] end
+    return a.number < b.number
+  end)
+  return table.move(sorted, 1, math.min(count, #sorted), 1, {})
+end
+
 -- All of them ---------------------------------------------------------------------------------------------------------------
 
 -- Calls use(mesh) with all sizes of the mesh axes that the layout has, whose product is the number of GPUs.
@@ -184,9 +204,9 @@ local function accumulations(facts, mesh, options)
   return out
 end
 
----All layouts that divide the model and its batch, and whose states may fit.
+---All layouts that divide the model and its batch, and whose states may fit; where none may, those that need the least.
 function candidates.all(facts)
-  local list, batch = {}, facts.axes.batch
+  local list, large, batch = {}, {}, facts.axes.batch
   if not batch then return list end
   each_mesh(facts, function(mesh)
     if batch % (mesh.dp * mesh.ep) ~= 0 then return end
@@ -201,40 +221,31 @@ function candidates.all(facts)
         for _, precision in ipairs(facts.precisions) do
           local c = { mesh = sizes, layout = layout, options = values, accum = accum, precision = precision }
           local states, inputs = memory_parts(facts, c)
-          if states + inputs <= facts.memory then
-            c.estimate, c.least = estimate(facts, c), states + (mesh.pp > 1 and KEPT * inputs or math.max(inputs, KEPT * inputs - HOST))
-            c.score = c.estimate * (c.least > facts.memory and TOO_LARGE or 1)
-            list[#list + 1] = c
-          end
+          c.least = states + (mesh.pp > 1 and KEPT * inputs or math.max(inputs, KEPT * inputs - HOST))
+          local to = states + inputs <= facts.memory and list or large
+          c.number = #to + 1
+          to[#to + 1] = c
         end
       end
     end)
   end)
-  for i, c in ipairs(list) do c.number = i end
+  if #list == 0 then list = first_by(large, "least", FEW) end
+  for _, c in ipairs(list) do
+    c.estimate = estimate(facts, c)
+    c.score = c.estimate * (c.least > facts.memory and TOO_LARGE or 1)
+  end
   return list
 end
 
-local MOST, SMALLEST = 3000, 300 -- candidates that a search looks at
 
 ---The most promising ones, and those that need the least memory.
 ---@return table[]
 function candidates.promising(list)
   local out, taken = {}, {}
   local function take(key, count)
-    local keys, sorted = {}, {}
-    for i, c in ipairs(list) do keys[i] = c[key] end
-    table.sort(keys) -- numbers alone, which takes a fraction of the time
-    local last = keys[math.min(count, #keys)]
-    for _, c in ipairs(list) do
-      if c[key] <= last then sorted[#sorted + 1] = c end
-    end
-    table.sort(sorted, function(a, b)
-      if a[key] ~= b[key] then return a[key] < b[key] end
-      return a.number < b.number
-    end)
-    for i = 1, math.min(count, #sorted) do
-      if not taken[sorted[i]] then out[#out + 1] = sorted[i] end
-      taken[sorted[i]] = true
+    for _, c in ipairs(first_by(list, key, count)) do
+      if not taken[c] then out[#out + 1] = c end
+      taken[c] = true
     end
   end
   take("score", MOST)

@@ -23,16 +23,27 @@ function command.mesh(mesh, names)
   return #sizes > 0 and table.concat(sizes, ",") or nil
 end
 
----What the user gave of settings, device and dtype, without the script.
+---What the user gave of settings, device and dtype, without the script and the settings that are `chosen`.
 ---@param with_device boolean
+---@param chosen? table<string, any>
 ---@return string[]
-function command.given(with_device)
-  local options, words = core.options(), {}
-  for _, pair in ipairs(options.overrides) do words[#words + 1] = pair[1] .. "=" .. pair[2] end
+function command.given(with_device, chosen)
+  local options = core.options()
+  local words, batch = {}, options.global_batch > 0
+  for _, pair in ipairs(options.overrides) do
+    if not (chosen and chosen[pair[1]] or batch and pair[1] == "batch") then words[#words + 1] = pair[1] .. "=" .. pair[2] end
+  end
   if options.global_batch > 0 then words[#words + 1] = ("batch=%d"):format(options.global_batch) end
   if with_device and options.device_name then table.move({ "--device", options.device_name }, 1, 2, #words + 1, words) end
   if options.dtype_name then table.move({ "--dtype", options.dtype_name }, 1, 2, #words + 1, words) end
   return words
+end
+
+---@param bytes number
+---@return string
+function command.size(bytes)
+  if bytes < 2 ^ 20 then return ("%.1f KiB"):format(bytes / 2 ^ 10) end
+  return bytes < 2 ^ 30 and ("%.1f MiB"):format(bytes / 2 ^ 20) or ("%.2f GiB"):format(bytes / 2 ^ 30)
 end
 
 ---The budget as a run takes it; empty where none was given.
@@ -49,27 +60,29 @@ end
 function command.check(more, memory)
   local options = core.options()
   local words = command.joined({ "check", options.script }, command.given(true), more, { "--json" })
+  if options.from then table.move({ "--from", options.from }, 1, 2, #words + 1, words) end
   if memory > 0 then table.move({ "--memory", tostring(memory) }, 1, 2, #words + 1, words) end
   if options.hosts > 0 then table.move({ "--nodes", tostring(options.hosts) }, 1, 2, #words + 1, words) end
   return words
 end
 
 ---The report of a check, also of one that does not fit; nil and the message where it has none.
----@param result? {output: string, errors: string}
+---@param result? {output: string, errors: string, code: integer}
 ---@return table?
 ---@return string? errors
 function command.report(result)
   if not result then return nil, "it was not done in time" end
   local report = result.output ~= "" and core.json(result.output:match "[^\n]*") or nil
-  return report, result.errors
+  if report or result.code ~= 0 then return report, result.errors end
+  return nil, "mlua: the script makes no program: there is nothing to plan\n"
 end
 
 -- Shares of a predicted step, in seconds.
 local function parts(p)
   local s = p.seconds
   return {
-    { "bubble", p.bubble * s }, { "exposed communication", p.exposed * s * (1 - p.bubble) }, { "products", p.products * s },
-    { "attention", p.attention * s }, { "memory-bound kernels", p.memory * s }, { "launches and small kernels", p.other * s },
+    { "bubble", p.bubble * s }, { "exposed communication", p.exposed * s }, { "products", p.products * s }, { "attention", p.attention * s },
+    { "memory-bound kernels", p.memory * s }, { "launches and small kernels", p.other * s }, { "waits for host copies", p.host_wait },
   }
 end
 

@@ -48,7 +48,7 @@ local function read_facts()
     axes = report.axes, mesh = report.mesh, mesh_names = names, rates = report.predicted.rates,
     host = options.hosts > 0 and (options.gpus - 1) // options.hosts + 1 or report.predicted.host_ranks,
     context = report.increment.context, parameter_bytes = report.parameters * (report.device:find "NVIDIA" and 2 or 4),
-    memory = options.memory > 0 and options.memory * 2 ^ 30 or core.device().memory_bytes,
+    memory = core.device().memory_bytes,
   }
 end
 
@@ -119,14 +119,14 @@ local function point_of(c, slots, facts, result)
   if not report then return { slots = slots, failed = (errors or ""):match "[^\n]*" } end
   local step, read = report.predicted.seconds, report.increment.chunk_seconds
   local p = {
-    slots = slots, seconds = step, predicted = report.predicted, memory = report.peak_bytes, reading = step + read,
+    slots = slots, seconds = step, predicted = report.predicted, memory = report.process_bytes, reading = step + read,
     first = (prompt + report.increment.chunk - 1) // report.increment.chunk * (step + read), tokens_per_s = c.servers * slots / step,
   }
-  local loading = c.weights.weights and p.memory + facts.parameter_bytes / c.ranks or 0 -- all parameters are there before those of 8 bits have values
+  local loading = c.weights.weights and report.peak_bytes + facts.parameter_bytes / c.ranks or 0 -- all parameters are there before those of 8 bits have values
   if facts.memory > 0 and result.code == 0 and loading > facts.memory then
-    p.over = ("%.1f GiB while weights are loaded, with %s"):format(loading / 2 ^ 30, texts(slots))
+    p.over = ("%s while weights are loaded, with %s"):format(command.size(loading), texts(slots))
   elseif result.code ~= 0 then
-    p.over = ("%.1f GiB with %s"):format(p.memory / 2 ^ 30, texts(slots))
+    p.over = ("%s with %s"):format(command.size(p.memory), texts(slots))
   elseif options.latency > 0 and 1e3 * step > options.latency then
     p.over = ("%.3g ms a token with %s"):format(1e3 * step, texts(slots))
   elseif options.first > 0 and 1e3 * p.first > options.first then
@@ -253,9 +253,9 @@ end
 local function print_text(facts, ranked, planned, all, cut)
   for i = 1, math.min(SHOWN, #ranked) do
     local c, p = ranked[i].c, ranked[i].point
-    io.write(("%d  %.0f tokens/s%s, weights %s, %s%s: %.2f ms a token (%.2f while a prompt is read), first token %.1f ms, memory %.1f GiB\n"):format(
+    io.write(("%d  %.0f tokens/s%s, weights %s, %s%s: %.2f ms a token (%.2f while a prompt is read), first token %.1f ms, memory %s\n"):format(
       i, p.tokens_per_s, p.measured and (" (measured %.0f)"):format(p.measured) or "", c.weights.name, texts(p.slots), c.servers > 1 and (" on each of %d servers"):format(c.servers) or "", 1e3 * p.seconds, 1e3 * p.reading,
-      1e3 * p.first, p.memory / 2 ^ 30))
+      1e3 * p.first, command.size(p.memory)))
     if i > 1 then io.write("   ", reason(c, p, ranked[1]), "\n") end
     if c.bound then io.write("   beyond the bounds: ", c.bound, "\n") end
     io.write("   ", serve_command(c, p, facts), "\n")

@@ -203,14 +203,78 @@ TEST(long, budgets_are_monotone_in_time) {
     process_in_room(budgets_are_monotone_in_time);
 }
 
+/* The error of a budget that is too small names one that fits, in units of its size. */
+PROCESS_TEST(memory_budget_names_the_least) {
+    static const char *const models[] = {"%s --device h200", "%s --device h200 --mesh dp=2,tp=2",
+                                         "%s --device cpu"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const char *model = ml_arena_format(room->arena, models[i], small);
+        process_result r = process_run(room, 1, "", "check %s --memory 0.5MiB", model);
+        process_expect(&r, "the program needs");
+        process_expect(&r, "MiB of memory, and ");
+        process_expect(&r, "with --memory 512.0 KiB has 0.");
+        const char *least = strstr(r.output, "help: --memory ");
+        REQUIRE(least != NULL);
+        least = ml_arena_copy(room->arena, least + 6,
+                              strcspn(least + 6, ";") - strlen(" is the least"));
+        process_run(room, 0, "", "check %s %s", model, least);
+    }
+    process_result r = process_run(room, 1, "", "run %s --device cpu --memory 0.5MiB", small);
+    process_expect(&r, "MiB is the least; or use a smaller batch");
+}
+
+static double last_of(const char *text, const char *key) {
+    double value = 0;
+    for (const char *at = text; (at = strstr(at, key)); at++) value = process_number(at, key);
+    return value;
+}
+
+/* The curve of what is checked: with its budget and weights, from a budget that fits. */
+PROCESS_TEST(memory_curve) {
+    const char *const model =
+        "check \"$ROOT/models/gpt.lua\" layers=2 embed=128 heads=2 --device h200";
+    const char *const bytes = "\"process_bytes\":";
+    process_result r = process_run(room, 0, "", "%s --memory-curve --json", model);
+    const double least = process_number(r.output, bytes), most = last_of(r.output, bytes);
+    const double seconds = process_number(r.output, "\"seconds\":");
+    r = process_run(room, 0, "", "%s --json --memory %.4f", model, (least + (1 << 20)) / (1 << 30));
+    const double again = process_number(strstr(r.output, "\"predicted\":"), "\"seconds\":");
+    EXPECT(again < 1.01 * seconds, "in the least memory %g s, %g of the curve", again, seconds);
+    const double middle = (least + most) / 2 / (1 << 30);
+    r = process_run(room, 0, "", "%s --memory-curve --json --memory %.4f", model, middle);
+    EXPECT(last_of(r.output, bytes) <= middle * (1 << 30), "more than %.4f GiB: %s", middle,
+           r.output);
+    r = process_run(room, 1, "", "%s --memory-curve --memory 1GiB", model);
+    process_expect(&r, "no plan fits --memory: the least takes 1.");
+    const char *const given =
+        "check \"$ROOT/models/llama.lua\" --from \"$ROOT/tests/hf/llama\" --json";
+    r = process_run(room, 0, "", "%s --device h200", given);
+    const double whole = process_number(r.output, bytes);
+    r = process_run(room, 0, "", "%s --device h200 --memory-curve", given);
+    CHECK(last_of(r.output, bytes) == whole);
+    r = process_run(room, 0, "", "%s --memory-curve",
+                    "check \"$ROOT/models/gpt.lua\" layers=1 embed=64 heads=2 --device null");
+    process_expect(&r, "     MiB   ms a step   slower\n");
+}
+
+/* What the device has not is marked. */
+PROCESS_TEST(memory_curve_beyond_the_device) {
+    const char *const model =
+        "check \"$ROOT/models/gpt.lua\" layers=2 embed=4096 heads=32 seq=1024 "
+        "batch=64 --device rtx4090";
+    process_result r = process_run(room, 0, "", "%s --memory-curve", model);
+    process_expect(&r, "beyond the memory of NVIDIA RTX 4090, 24 GiB:");
+    process_expect(&r, "within it:");
+    r = process_run(room, 0, "", "%s --memory 99GiB", model);
+    process_expect(&r, "(--memory), which the device has not");
+}
+
 PROCESS_TEST(memory_budget) {
     check_budgets(room, small, FEW, false);
     check_budgets(room, small, BUDGETS, true);
     check_budgets(room, ml_arena_format(room->arena, "%s --dtype bf16", small), FEW, false);
     process_result r =
-        process_run(room, 1, "", "check \"$ROOT/models/gpt.lua\" --device h200 --memory 100MiB");
-    process_expect(&r, "the program needs");
-    r = process_run(room, 0, "",
+        process_run(room, 0, "",
                     "check \"$ROOT/models/gpt.lua\" layers=2 embed=64 heads=2 --device h200 "
                     "--memory-curve --json");
     EXPECT(process_number(r.output, "\"seconds\":") >

@@ -97,9 +97,42 @@ PROCESS_TEST(tune_fits_memory) {
     process_result r = process_run(
         room, 0, "", "tune %s --batch 8 --gpus 8 --device h200 --memory 12 --json --within 2",
         large);
-    CHECK(process_number(r.output, "\"memory_bytes\":") < 12.0 * (1 << 30));
-    r = process_run(room, 1, "", "tune %s --gpus 1 --device h200 --memory 18 --within 1", large);
-    process_expect(&r, "no layout fits: the smallest that was planned needs ");
+    const double found = process_number(r.output, "\"memory_bytes\":");
+    CHECK(found < 12.0 * (1 << 30));
+    char *command = quoted(room, r.output, "\"command\":\"mlua run ");
+    *strstr(command, " -n 8") = 0;
+    r = process_run(room, 0, "", "check %s --json --device h200", command);
+    CHECK(process_number(r.output, "\"process_bytes\":") == found);
+    static const char *const few[] = {"--gpus 1 --memory 18", "--gpus 2 --memory 1GiB"};
+    for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
+        r = process_run(room, 1, "", "tune %s --device h200 --within 1 %s", large, few[i]);
+        process_expect(&r, "no layout fits: the smallest that was planned needs ");
+    }
+}
+
+/* Settings that the search chooses, and those of --batch, are in a command once. */
+PROCESS_TEST(tune_names_settings_once) {
+    process_result r = process_run(
+        room, 0, "", "tune %s accum=4 batch=16 --batch 8 --gpus 2 --device h200 --within 1", MODEL);
+    process_expect(&r, " batch=8 accum=");
+    CHECK(strstr(r.output, "batch=16") == NULL && strstr(r.output, "accum=4 batch") == NULL);
+    r = process_run(room, 0, "", "tune \"$ROOT/models/vit.lua\" --gpus 2 --device h200 --within 1");
+    process_expect(&r, " samples/s, ");
+}
+
+/* Where the batch is too large for one GPU, the facts are those of its parts. */
+PROCESS_TEST(tune_of_a_batch_too_large_for_one) {
+    process_result r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/gpt_moe.lua\" layers=1 embed=64 heads=2 kv_heads=2 ffn=64 vocab=64 "
+        "seq=4096 batch=4096 --gpus 64 --device h200 --json --within 1");
+    CHECK(process_number(r.output, "\"tokens_per_s\":") > 0);
+}
+
+static int commands(const char *text) {
+    int count = 0;
+    while ((text = strstr(text, "\"command\":\"")) != NULL) count++, text++;
+    return count;
 }
 
 /* What --results holds is not run again, and decides, by the median of several; a command has the
@@ -109,6 +142,7 @@ PROCESS_TEST(tune_results) {
                               "sample=0 --gpus 2 --device h200 --memory 8GiB --batch 2 --json";
     process_result r = process_run(room, 0, "", "tune %s --every", small);
     CHECK(process_number(r.output, "\"layouts\":") == process_number(r.output, "\"planned\":"));
+    const int all = commands(r.output);
     const char *third = r.output;
     for (int i = 0; i < 3; i++) CHECK((third = strstr(third + 1, "\"command\":\"")) != NULL);
     char *command = quoted(room, third, "\"command\":\"");
@@ -123,6 +157,7 @@ PROCESS_TEST(tune_results) {
     r = process_run(room, 0, "", "tune %s --every --measure --results results.jsonl", small);
     CHECK_TEXT(command, quoted(room, r.output, "\"command\":\""));
     CHECK(process_number(r.output, "\"measured\":") == 1.5e12);
+    CHECK(commands(r.output) == all); /* what cannot be run here keeps its place by predictions */
 }
 
 PROCESS_TEST(tune_errors) {
@@ -134,6 +169,15 @@ PROCESS_TEST(tune_errors) {
     process_expect(&r, "--tries says how many --measure runs");
     r = process_run(room, 2, "", "tune %s --gpus 2 --results r.jsonl", MODEL);
     process_expect(&r, "--results takes what --measure runs");
+    r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --measure", MODEL);
+    process_expect(&r, "--measure runs layouts here, and --device h200 is for planning");
+    process_write(room, "empty.lua", "print 'nothing'\n");
+    static const char *const plans[] = {"tune empty.lua --gpus 2",
+                                        "check empty.lua --memory-curve"};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        r = process_run(room, 1, "", "%s --device h200", plans[i]);
+        process_expect(&r, "the script makes no program: there is nothing to plan");
+    }
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision bf16,bf17", MODEL);
     process_expect(&r, "--precision: there is no dtype \"bf17\" here");
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --precision any --dtype f16",

@@ -48,12 +48,30 @@ PROCESS_TEST(tune_serve_splits_over_ranks) {
     process_expect(&r, "GiB with 256 texts at once");
 }
 
+/* The model that is served is that of --from, whose positions its config.json names. */
+PROCESS_TEST(tune_serve_from) {
+    process_result r = process_run(
+        room, 0, "",
+        "tune \"$ROOT/models/llama.lua\" --from \"$ROOT/tests/hf/llama\" --serve --gpus 1 "
+        "--device h200 --precision bf16 --latency 0.2 --json");
+    double found = process_number(r.output, "\"memory_bytes\":");
+    double slots = process_number(r.output, "\"slots\":");
+    r = process_run(room, 0, "",
+                    "check \"$ROOT/models/llama.lua\" --from \"$ROOT/tests/hf/llama\" --serve "
+                    "--slots %.0f --device h200 --json",
+                    slots);
+    CHECK(process_number(r.output, "\"process_bytes\":") == found);
+}
+
 PROCESS_TEST(tune_serve_errors) {
     process_result r =
         process_run(room, 1, "", "tune " MODEL " --serve --device h200 --latency 0.001");
     process_expect(&r, "no layout is within the bounds: the fastest takes 0.");
     r = process_run(room, 2, "", "tune " MODEL " --serve --device h200 --batch 8");
     process_expect(&r, "--serve has no --batch: it chooses how many texts there are at once");
+    r = process_run(room, 1, "", "tune \"$ROOT/models/bert.lua\" --serve --device h200");
+    process_expect(&r, "bert.lua:33: attention without causal = true reads later positions");
+    CHECK(strstr(r.output, "mlua: mlua: ") == NULL);
     r = process_run(room, 2, "", "tune " MODEL " --gpus 2 --latency 5");
     process_expect(&r, "--latency, --first, --prompt-tokens and --from belong to --serve");
     r = process_run(room, 2, "", "check " MODEL " --slots 4");
