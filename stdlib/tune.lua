@@ -188,10 +188,11 @@ end
 
 -- Commands to paste ---------------------------------------------------------------------------------------------------------
 
+local function ranks_of_host(facts) return facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks end
+
 local function run_command(c, facts)
   local words = command.joined({ "mlua", "run", options.script }, command.given(options.device_name == "cpu", { accum = facts.settings.accum }), candidate_words(c, facts), command.budget())
-  local host = facts.hosts > 0 and (facts.gpus - 1) // facts.hosts + 1 or facts.predicted.host_ranks
-  if facts.gpus > 1 and facts.gpus <= host then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
+  if facts.gpus > 1 and facts.gpus <= ranks_of_host(facts) then table.move({ "-n", tostring(facts.gpus) }, 1, 2, #words + 1, words) end
   return command.text(words)
 end
 
@@ -249,9 +250,6 @@ local function measure(c, facts)
   return median(table.move(rates, math.max(1, #rates - MEASURED.last + 1), #rates, 1, {}))
 end
 
--- Whether layouts run on this machine, or --device names one for planning alone.
-local function runs_here() return not options.device_name or options.device_name == "cpu" or options.device_name == "cuda" end
-
 -- The same, of the results that are known; else it is measured.
 local function result_of(c, facts, known)
   local name = run_command(c, facts)
@@ -267,7 +265,7 @@ end
 local function measure_best(facts, list)
   local known, possible = read_results(), {}
   for _, c in ipairs(list) do
-    if runs_here() or known[run_command(c, facts)] then possible[#possible + 1] = c end
+    if command.runs_here() or known[run_command(c, facts)] then possible[#possible + 1] = c end
   end
   for _ = 1, options.tries > 0 and options.tries or MEASURED.tries do
     local c = measured.leading(possible)
@@ -312,6 +310,9 @@ local function print_text(facts, ranked, planned, all)
     if i > 1 then io.write("   ", reason(c, ranked[1]), "\n") end
     io.write("   ", run_command(c, facts), "\n")
   end
+  if facts.gpus > ranks_of_host(facts) then
+    io.write(("each of the %d ranks runs the command, %d on a host: under Slurm, torchrun or mpirun\n"):format(facts.gpus, ranks_of_host(facts)))
+  end
   io.write(("%d layouts, %d of them planned, in %.1f s; predicted %s\n"):format(all, planned, core.time() - started, facts.predicted.rates))
 end
 
@@ -338,9 +339,7 @@ local function fail_small(list)
 end
 
 return function()
-  if options.measure and not options.results and not runs_here() then
-    core.fail(("--measure runs layouts here, and --device %s is for planning"):format(options.device_name), { help = "--device cpu, cuda, or none" })
-  end
+  if options.measure and not options.results then command.require_here() end
   local facts = read_facts()
   local list = candidates.all(facts)
   if #list == 0 then

@@ -39,6 +39,19 @@ function command.given(with_device, chosen)
   return words
 end
 
+---Whether programs run on the device of --device, which may be for planning alone.
+---@return boolean
+function command.runs_here()
+  local device = core.options().device_name
+  return not device or device == "cpu" or device == "cuda"
+end
+
+---An error where --measure cannot run.
+function command.require_here()
+  if command.runs_here() then return end
+  core.fail(("--measure runs on this machine, and --device %s is for planning"):format(core.options().device_name), { help = "--device cpu, cuda, or none" })
+end
+
 ---@param bytes number
 ---@return string
 function command.size(bytes)

@@ -40,6 +40,7 @@ local function read_facts()
   if report.increment.problem or not report.increment.chunk_seconds then
     core.fail("each token runs the whole program, for the model has no increment: " .. tostring(report.increment.problem or ""))
   end
+  prompt = math.min(prompt, report.increment.context - 1)
   local names = {}
   for _, axis in ipairs { "pp", "dp", "ep", "cp", "tp" } do
     if report.mesh[axis] then names[#names + 1] = axis end
@@ -302,6 +303,7 @@ local function sort(ranked)
 end
 
 return function()
+  if options.measure then command.require_here() end
   local facts = read_facts()
   local list = all_candidates(facts)
   local ranked, planned, cut = {}, search(list, facts)

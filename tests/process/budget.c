@@ -246,6 +246,8 @@ PROCESS_TEST(memory_curve) {
            r.output);
     r = process_run(room, 1, "", "%s --memory-curve --memory 1GiB", model);
     process_expect(&r, "no plan fits --memory: the least takes 1.");
+    r = process_run(room, 2, "", "%s --memory-curve --explain", model);
+    process_expect(&r, "--memory-curve is of training, without --serve, --types, --explain or");
     const char *const given =
         "check \"$ROOT/models/llama.lua\" --from \"$ROOT/tests/hf/llama\" --json";
     r = process_run(room, 0, "", "%s --device h200", given);

@@ -110,6 +110,15 @@ PROCESS_TEST(tune_fits_memory) {
     }
 }
 
+/* More GPUs than a host has: how the command is started. */
+PROCESS_TEST(tune_of_several_hosts) {
+    process_result r =
+        process_run(room, 0, "", "tune %s --gpus 16 --device h200 --within 1", MODEL);
+    process_expect(&r, "each of the 16 ranks runs the command, 8 on a host: under Slurm");
+    r = process_run(room, 0, "", "tune %s --gpus 4 --device h200 --within 1", MODEL);
+    CHECK(strstr(r.output, "runs the command") == NULL);
+}
+
 /* Settings that the search chooses, and those of --batch, are in a command once. */
 PROCESS_TEST(tune_names_settings_once) {
     process_result r = process_run(
@@ -170,7 +179,7 @@ PROCESS_TEST(tune_errors) {
     r = process_run(room, 2, "", "tune %s --gpus 2 --results r.jsonl", MODEL);
     process_expect(&r, "--results takes what --measure runs");
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --measure", MODEL);
-    process_expect(&r, "--measure runs layouts here, and --device h200 is for planning");
+    process_expect(&r, "--measure runs on this machine, and --device h200 is for planning");
     process_write(room, "empty.lua", "print 'nothing'\n");
     static const char *const plans[] = {"tune empty.lua --gpus 2",
                                         "check empty.lua --memory-curve"};

@@ -61,6 +61,10 @@ PROCESS_TEST(tune_serve_from) {
                     "--slots %.0f --device h200 --json",
                     slots);
     CHECK(process_number(r.output, "\"process_bytes\":") == found);
+    r = process_run(room, 0, "",
+                    "tune \"$ROOT/models/llama.lua\" seq=64 --serve --gpus 1 --device h200 "
+                    "--precision bf16 --latency 0.2");
+    process_expect(&r, "texts of 64 tokens, the first after prompts of 63;");
 }
 
 PROCESS_TEST(tune_serve_errors) {
@@ -69,6 +73,8 @@ PROCESS_TEST(tune_serve_errors) {
     process_expect(&r, "no layout is within the bounds: the fastest takes 0.");
     r = process_run(room, 2, "", "tune " MODEL " --serve --device h200 --batch 8");
     process_expect(&r, "--serve has no --batch: it chooses how many texts there are at once");
+    r = process_run(room, 1, "", "tune " MODEL " --serve --device h200 --measure");
+    process_expect(&r, "--measure runs on this machine, and --device h200 is for planning");
     r = process_run(room, 1, "", "tune \"$ROOT/models/bert.lua\" --serve --device h200");
     process_expect(&r, "bert.lua:33: attention without causal = true reads later positions");
     CHECK(strstr(r.output, "mlua: mlua: ") == NULL);

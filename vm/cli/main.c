@@ -448,9 +448,7 @@ static int check_main(vm_options *options, int count, char **words) {
     options->mode = VM_CHECK;
     int result = parse_script("check", options, count, words, true);
     if (result != EXIT_OK) return result;
-    if (!options->facts && (options->buffers || options->confined))
-        return usage_error("--buffers and --confined belong to --facts");
-    if (!options_of_serve(options)) return EXIT_USAGE;
+    if (!options_of_check(options)) return EXIT_USAGE;
     options->json |= options->facts;
     if (!options->buffers && !readable(options->script)) return missing_script(options->script);
     timed_plan(options);

@@ -437,10 +437,22 @@ int options_parse(const command *c, vm_options *options, int count, char **words
     return EXIT_OK;
 }
 
-bool options_of_serve(vm_options *o) {
+static bool options_of_serve(vm_options *o) {
     if (o->serve) o->task = "serve";
     if (o->serve || !(o->slots || o->weights || o->chunk || o->prompt_tokens)) return true;
     usage_error("--slots, --weights, --chunk and --prompt-tokens belong to --serve");
+    return false;
+}
+
+bool options_of_check(vm_options *o) {
+    const bool others = o->serve || o->types || o->explain || o->facts;
+    if (!o->facts && (o->buffers || o->confined))
+        usage_error("--buffers and --confined belong to --facts");
+    else if (o->memory_curve && others)
+        usage_error("--memory-curve is of training, without --serve, --types, --explain or "
+                    "--facts");
+    else
+        return options_of_serve(o);
     return false;
 }
 

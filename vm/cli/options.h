@@ -39,8 +39,8 @@ typedef struct command {
 void options_print(int flags);
 /* Options, settings and the script of a command; the value is EXIT_OK or EXIT_USAGE. */
 int options_parse(const command *c, vm_options *options, int count, char **words);
-/* Of check: what only --serve has; whether that is right. */
-bool options_of_serve(vm_options *options);
+/* Of check: what belongs to other options alone, and what --serve sets; whether that is right. */
+bool options_of_check(vm_options *options);
 /* What tune alone must have, and may not have at once; with --serve one GPU is the default. */
 int options_of_tune(vm_options *options);
 /* Print "mlua: ..." on standard error; EXIT_USAGE. */
