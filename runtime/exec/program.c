@@ -109,7 +109,7 @@ static void require_body(void *context) {
     const ml_device *device = session->device;
     const int64_t bytes = device->target.memory_bytes, budget = session->memory_budget;
     const int64_t whole = device->total_bytes > 0 ? device->total_bytes : bytes;
-    const ml_plan_limit limit = {bytes, device->description, budget > 0 && budget <= whole,
+    const ml_plan_limit limit = {bytes, device->description, budget <= whole ? budget : 0,
                                  budget - bytes};
     ml_plan_require(call->program->plan, call->extra, &limit);
 }

@@ -167,11 +167,12 @@ static void print_origin(const ml_graph *g, ml_ref n, ml_text *out) {
 enum { LARGEST = 10 };
 static const double MIB = 1024.0 * 1024, GIB = 1024.0 * 1024 * 1024;
 
-/* The least budget is rounded up, by more than a process is rounded. */
+/* The least budget is rounded up, and by more than what a process takes beside plans is rounded. */
 static void help_to_fit(int64_t needed, const ml_plan_limit *limit) {
     static const char *const smaller =
         "use a smaller batch, or accumulate gradients over more, smaller parts of it (accum)";
-    const double least = ceil((double)(needed + limit->outside) / MIB) + 1;
+    const double least =
+        ceil((double)(needed + limit->outside) / MIB) + (limit->outside > 0 ? 1 : 0);
     if (!limit->budget)
         ml_help("%s", smaller);
     else if (least * MIB < GIB)
@@ -188,8 +189,10 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, const ml_plan_limit *li
     ml_text out = {.arena = plan->arena};
     const double unit = needed < GIB ? MIB : GIB;
     const char *name = needed < GIB ? "MiB" : "GiB";
-    ml_text_add(&out, "the program needs %.2f %s of memory, and %s has %.2f %s for it\n  ",
-                needed / unit, name, limit->device, limit->bytes / unit, name);
+    ml_text_add(&out, "the program needs %.2f %s of memory, and %s", needed / unit, name,
+                limit->device);
+    if (limit->budget) ml_text_add(&out, " with --memory %.2f %s", limit->budget / unit, name);
+    ml_text_add(&out, " has %.2f %s for it\n  ", limit->bytes / unit, name);
     for (int i = 0; i < ML_MEMORY_KINDS; i++) {
         ml_text_add(&out, "%s %.2f, ", ml_memory_names[i], plan->kind_bytes[i] / unit);
     }

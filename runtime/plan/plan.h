@@ -115,7 +115,7 @@ int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list);
 typedef struct {
     int64_t bytes;      /* 0: no limit */
     const char *device; /* what has them */
-    bool budget;        /* by --memory */
+    int64_t budget;     /* of --memory, which is less than the device has; 0: none is */
     int64_t outside;    /* what a process takes beside its plans */
 } ml_plan_limit;
 /* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, and the least --memory where

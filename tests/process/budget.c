@@ -212,7 +212,7 @@ PROCESS_TEST(memory_budget_names_the_least) {
         process_result r = process_run(room, 1, "", "check %s --memory 0.5MiB", model);
         process_expect(&r, "the program needs");
         process_expect(&r, "MiB of memory, and ");
-        process_expect(&r, "with --memory 512.0 KiB has 0.");
+        process_expect(&r, " with --memory 0.50 MiB has 0.");
         const char *least = strstr(r.output, "help: --memory ");
         REQUIRE(least != NULL);
         least = ml_arena_copy(room->arena, least + 6,
@@ -221,6 +221,7 @@ PROCESS_TEST(memory_budget_names_the_least) {
     }
     process_result r = process_run(room, 1, "", "run %s --device cpu --memory 0.5MiB", small);
     process_expect(&r, "MiB is the least; or use a smaller batch");
+    process_expect(&r, " with --memory 0.50 MiB has 0.50 MiB for it");
 }
 
 static double last_of(const char *text, const char *key) {

@@ -16,15 +16,6 @@ bool planned_has(const ml_vm *vm, int64_t process) {
     return !gpu || (double)process <= gpu->memory_gib * (1 << 30);
 }
 
-/* What has so many bytes for plans: with --memory, or the device. */
-static const char *limit_text(lua_State *L) {
-    const ml_vm *vm = vm_of(L);
-    char bytes[64];
-    if (vm->options->memory <= 0) return planned_device(vm);
-    vm_format_bytes(bytes, sizeof bytes, (int64_t)(vm->options->memory * (1 << 30)));
-    return lua_pushfstring(L, "%s with --memory %s", planned_device(vm), bytes);
-}
-
 typedef struct {
     const ml_plan *plan;
     int64_t extra;
@@ -41,7 +32,8 @@ void planned_require(lua_State *L, const ml_plan *plan, int64_t extra) {
     const int64_t needed = plan->peak_bytes + extra;
     require_call call = {plan,
                          extra,
-                         {vm_target(L)->memory_bytes, limit_text(L), vm->options->memory > 0,
+                         {vm_target(L)->memory_bytes, planned_device(vm),
+                          vm->options->memory > 0 ? (int64_t)(vm->options->memory * (1 << 30)) : 0,
                           planned_process(vm, needed) - needed}};
     vm_protect(L, require_body, &call);
 }

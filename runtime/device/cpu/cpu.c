@@ -57,9 +57,9 @@ static ml_status cpu_open(ml_device **device, int ordinal, const ml_device_optio
                                    .longest_materialized = 0};
     char name[128];
     processor_name(name, sizeof name);
-    snprintf(cpu->base.description, sizeof cpu->base.description, "%s, %d thread%s, %.1f GB", name,
+    snprintf(cpu->base.description, sizeof cpu->base.description, "%s, %d thread%s, %.1f GiB", name,
              cpu->base.target.threads, cpu->base.target.threads == 1 ? "" : "s",
-             (double)cpu->base.target.memory_bytes * 1e-9);
+             (double)cpu->base.target.memory_bytes / (1 << 30));
     *device = &cpu->base;
     return ML_OK;
 }
