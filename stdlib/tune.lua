@@ -203,10 +203,16 @@ local function median(list)
   return (list[(#list + 1) // 2] + list[#list // 2 + 1]) / 2
 end
 
+-- --results, from its beginning on; what is written is added at its end.
+local function open_results()
+  local file, problem = io.open(options.results, "a+")
+  return file or core.fail("--results: " .. problem)
+end
+
 -- What --results holds, by command: {command =, tokens_per_s =} or {command =, reason =}, an object a line; of several
 -- measurements their median.
 local function read_results()
-  local known, rates, file = {}, {}, options.results and io.open(options.results)
+  local known, rates, file = {}, {}, options.results and open_results()
   if not file then return known end
   for line in file:lines() do
     local result = core.json(line)
@@ -225,8 +231,7 @@ end
 
 local function add_result(result)
   if not options.results then return end
-  local file, problem = io.open(options.results, "a+")
-  if not file then core.fail("--results: " .. problem) end
+  local file = open_results()
   local cut = file:seek "end" > 0 and file:seek("end", -1) and file:read(1) ~= "\n" -- an earlier search ended within a line
   file:seek "end"
   file:write(cut and "\n" or "", core.to_json(result), "\n")
@@ -262,8 +267,8 @@ local function result_of(c, facts, known)
 end
 
 -- The candidates that lead are run one after another; what a run takes corrects the predictions of the others.
-local function measure_best(facts, list)
-  local known, possible = read_results(), {}
+local function measure_best(facts, list, known)
+  local possible = {}
   for _, c in ipairs(list) do
     if command.runs_here() or known[run_command(c, facts)] then possible[#possible + 1] = c end
   end
@@ -340,7 +345,7 @@ end
 
 return function()
   if options.measure and not options.results then command.require_here() end
-  local facts = read_facts()
+  local known, facts = read_results(), read_facts()
   local list = candidates.all(facts)
   if #list == 0 then
     core.fail(("no layout of %d GPUs divides the model and its batch"):format(facts.gpus), { help = "a batch that more numbers divide, or fewer --gpus" })
@@ -349,7 +354,7 @@ return function()
   if not options.every then list = candidates.promising(list) end
   local planned = search(facts, list)
   if not best_of(list) then fail_small(list) end
-  if options.measure then measure_best(facts, list) end
+  if options.measure then measure_best(facts, list, known) end
   local ranked = candidates.ranked(list)
   if options.json then print_json(facts, ranked, planned, all) else print_text(facts, ranked, planned, all) end
 end

@@ -270,6 +270,8 @@ PROCESS_TEST(memory_curve_beyond_the_device) {
     process_expect(&r, "within it:");
     r = process_run(room, 0, "", "%s --memory 99GiB", model);
     process_expect(&r, "(--memory), which the device has not");
+    process_expect(&r,
+                   "predicted step  not known: no table has the rates of NVIDIA RTX 4090, 24 GiB;");
 }
 
 PROCESS_TEST(memory_budget) {

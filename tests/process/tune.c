@@ -180,6 +180,9 @@ PROCESS_TEST(tune_errors) {
     process_expect(&r, "--results takes what --measure runs");
     r = process_run(room, 1, "", "tune %s --gpus 2 --device h200 --measure", MODEL);
     process_expect(&r, "--measure runs on this machine, and --device h200 is for planning");
+    r = process_run(room, 1, "", "tune %s --gpus 2 --device cpu --measure --results .", MODEL);
+    process_expect(&r, "--results: .: Is a directory");
+    CHECK(strstr(r.output, "measured ") == NULL);
     process_write(room, "empty.lua", "print 'nothing'\n");
     static const char *const plans[] = {"tune empty.lua --gpus 2",
                                         "check empty.lua --memory-curve"};

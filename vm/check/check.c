@@ -422,7 +422,12 @@ static void print_work(lua_State *L, const report *r, double tokens) {
     if (r->busiest > 1.005)
         printf("\n  attention     %.2f times the average on the busiest rank", r->busiest);
     printf("\n");
-    predicted_print(&r->predicted, tokens, r->samples, r->flops);
+    if (r->predicted.known)
+        predicted_print(&r->predicted, tokens, r->samples, r->flops);
+    else if (vm_of(L)->options->mode == VM_CHECK)
+        printf("predicted step  not known: no table has the rates of %s; mlua doctor --bench "
+               "measures this machine's\n",
+               planned_device(vm_of(L)));
     printf("steps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
            "copies\n",
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
