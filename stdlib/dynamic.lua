@@ -85,6 +85,7 @@ local function rows_of(d, ranks) return d.batch * (d.together and d.ranks // ran
 local function row_options(o, ranks, tokens)
   return setmetatable({
     batch = core.axis(o.batch.name, rows_of(o.dynamic, ranks)), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
+    whole = { [o.batch.name] = o.batch.size, [o.seq.name] = o.seq.size },
   }, { __index = o })
 end
 

@@ -2,6 +2,7 @@
 -- accumulation changes what is learned.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 -- The set of the names of axes that an option lists.
 local function names_of(list)
@@ -90,7 +91,7 @@ function m.cross_entropy(logits, targets, options)
   if targets:dtype() ~= "i32" then
     core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
   end
-  return m.scope("loss", cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
+  return m.scope("loss", packing.by_targets, targets, cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
 end
 
 ---How many of the largest logits are the targets, and how many targets count, as a loss's extra results have them:

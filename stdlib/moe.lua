@@ -316,8 +316,7 @@ function MoE:forward(x)
   local choices = core.axis("choices", o.top_k)
   local weights, index, probs, logits = route(self, x, choices)
   local hits = core.eq(core.iota(o.experts, "i32"):broadcast(join(lead, choices, o.experts)), index):cast("i32"):sum(choices)
-  local of_document = packing.filled(x)
-  local counts = (of_document and core.where(of_document, hits, 0) or hits):sum(table.unpack(lead))
+  local counts = hits:sum(table.unpack(lead))
   add_losses(self, lead, hits, probs, logits)
   local y, dropped
   if o.capacity then

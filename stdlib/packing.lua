@@ -13,13 +13,22 @@ function packing.of(x, seq)
   return pack
 end
 
+-- fn(...), where what fills a row up behind its documents stays out of sums without a mask.
+local function unmasked(pack, fn, ...)
+  local outer = pack.unmasked
+  pack.unmasked = true
+  local results = table.pack(fn(...))
+  pack.unmasked = outer
+  return table.unpack(results, 1, results.n)
+end
+
 -- fn(...), whose nodes keep the documents of the batch apart by themselves, where it is called with what marks them: `mark` is
 -- the documents or, for scans, their starts.
 function packing.apart(mark, fn, ...)
   local pack = m.context.pack
   if not pack or mark == nil or not (rawequal(mark, pack.documents) or rawequal(mark, pack.starts)) then return fn(...) end
   local first = core.node_count()
-  local results = table.pack(fn(...))
+  local results = table.pack(unmasked(pack, fn, ...))
   table.move({ first, core.node_count() }, 1, 2, #pack.apart + 1, pack.apart)
   return table.unpack(results, 1, results.n)
 end
@@ -30,10 +39,50 @@ function packing.by_position(fn, ...)
   return packing.apart(pack and pack.documents, fn, ...)
 end
 
--- Under cp = "dynamic" a row may be filled up behind its documents: whether a position is of one; else nil.
-function packing.filled(x)
-  local pack = m.context_groups() and m.context.pack
-  return pack and x:has(pack.seq) and x:has(pack.batch) and core.ge(pack.documents, 0) or nil
+-- fn(...), which counts no position whose target is -1: under cp = "dynamic" those of the batch are -1 where no document is.
+function packing.by_targets(targets, fn, ...)
+  local pack = m.context.pack
+  if not pack or not rawequal(targets, pack.targets) then return fn(...) end
+  return unmasked(pack, fn, ...)
+end
+
+-- Under cp = "dynamic" rows are of any length, and filled up behind their documents: nothing of that may be in a sum over positions.
+local function row_of(x)
+  local pack = m.context.pack
+  if not pack or not pack.whole or pack.unmasked or not x:has(pack.seq) or not x:has(pack.batch) then return nil end
+  if x:size(pack.seq) ~= pack.documents:size(pack.seq) or x:size(pack.batch) ~= pack.documents:size(pack.batch) then return nil end
+  return pack
+end
+
+-- x with 0 where a sum over these axes, or over all where none is named, would count what fills a row up.
+local function counted(x, ...)
+  local pack = core.is_tensor(x) and row_of(x)
+  if not pack then return x end
+  local over = select("#", ...) == 0
+  for _, axis in ipairs { ... } do
+    local name = type(axis) == "userdata" and not core.is_tensor(axis) and axis.name or axis
+    over = over or name == pack.seq or name == pack.batch
+  end
+  return over and core.where(core.ge(pack.documents, 0), x, 0) or x
+end
+
+-- Until it is closed, sums over positions and products over them leave out what fills rows up.
+local function counting()
+  local methods = core.tensor_methods
+  local sum, dot = methods.sum, methods.dot
+  function methods.sum(x, ...) return sum(counted(x, ...), ...) end
+  function methods.dot(x, y, ...)
+    local left = counted(x, ...)
+    return dot(left, rawequal(left, x) and counted(y, ...) or y, ...)
+  end
+  return setmetatable({}, { __close = function() methods.sum, methods.dot = sum, dot end })
+end
+
+-- How many positions a mean over the axis divides by: those of the step, as one rank's mean does.
+function packing.mean_size(x, axis)
+  local pack, name = m.context.pack, type(axis) == "userdata" and axis.name or axis
+  local whole = pack and pack.whole and pack.whole[name]
+  return whole and x:size(axis) == pack.documents:size(name) and whole or x:size(axis)
 end
 
 -- Where documents begin: bool.
@@ -74,10 +123,11 @@ end
 
 -- The loss of a batch of documents: fn(), where attention and positions know them.
 function packing.trace(o, feeds, fn)
-  local pack = { documents = feeds.documents, positions = feeds.positions, batch = o.batch.name, seq = o.seq.name, apart = {} }
+  local pack = { documents = feeds.documents, positions = feeds.positions, targets = o.whole and feeds.targets, batch = o.batch.name, seq = o.seq.name, apart = {}, whole = o.whole }
   packing.last = pack
   local outer = m.context.pack
   m.context.pack = pack
+  local open <close> = o.whole and counting() or nil
   local results = table.pack(fn())
   m.context.pack = outer
   if not pack.used then

@@ -1,6 +1,7 @@
 -- Tensor functions: the primitive ops under their public names, and what can be composed of them.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 local synonyms = require "mlua.synonyms"
 local methods = core.tensor_methods
 
@@ -41,8 +42,7 @@ function m.ones(axes, dtype) return core.full(axes, 1, dtype or "f32") end
 
 local function count(x, axes)
   local n = 1
-  if #axes == 0 then return x:elements() end
-  for _, axis in ipairs(axes) do n = n * x:size(axis) end
+  for _, axis in ipairs(#axes > 0 and axes or x:axes()) do n = n * packing.mean_size(x, axis) end
   return n
 end
 

@@ -101,6 +101,19 @@ PROCESS_TEST(dynamic_context_of_learned_positions) {
     compare("learned positions", many.output, one.output);
 }
 
+/* Sums, products and means over positions count what one rank's do, in losses and their results. */
+PROCESS_TEST(dynamic_context_of_sums_over_positions) {
+    static const char *const layouts[] = {"accum=8 -n 2 --mesh cp=2",
+                                          "accum=2 -n 4 --mesh pp=2,cp=2"};
+    write_documents(room, 23);
+    process_result one = process_run(room, 0, "", TRAIN "steps=3 sums=true");
+    for (int i = 0; i < 2; i++) {
+        process_result many =
+            process_run(room, 0, "", TRAIN "steps=3 sums=true --layout cp=dynamic %s", layouts[i]);
+        compare("sums over positions", many.output, one.output);
+    }
+}
+
 /* The microbatches of a pipeline are of several programs, and their number varies by steps; with
  * two stages a rank in turns it is even. The programs share their stages' buffers: a run takes what
  * a check plans, and its channels. */
