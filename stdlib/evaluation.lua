@@ -1,70 +1,37 @@
 -- Evaluation: the loss on data that training does not use.
 local core = require "mlua.core"
 local m = require "mlua"
-local dynamic = require "mlua.dynamic"
 local extras = require "mlua.train_extras"
 local step_of = require "mlua.train_step"
+local window_sums = require "mlua.window_sums"
+
+-- What is summed over a batch, or over a part of it that has its own batch axis: `shape`.
+local function sums_of(evaluation, shape, feeds)
+  local total, count, results = step_of.loss(shape, feeds)
+  core.take_updates() -- an evaluation changes no state
+  evaluation.idle = m.context.idle
+  local sums = { total = total, count = count }
+  extras.put(results, sums)
+  return sums
+end
 
 -- The program of an evaluation's batch: its sums.
 local function program_of(o, evaluation)
   return m.compile(function(feeds)
     if o.accum > 1 then step_of.cut_batch(o, feeds) end
-    local total, count, results = step_of.loss(o, feeds)
-    core.take_updates() -- an evaluation changes no state
-    evaluation.idle = m.context.idle
-    local outputs = { total = total, count = count }
-    extras.put(results, outputs)
-    return outputs
+    return sums_of(evaluation, o, feeds)
   end, step_of.forward_inputs(o), { name = "evaluation" })
-end
-
--- Under cp = "dynamic": the program of a window, which groups of ranks add up each for itself, and that of their sums.
-local function dynamic_programs(o)
-  local shape, ranks = dynamic.window(o)
-  local inputs, names = step_of.forward_inputs(shape), {}
-  inputs.first = { dtype = "bool" }
-  local window = m.compile(function(feeds)
-    local total, count, results = step_of.loss(shape, feeds)
-    core.take_updates()
-    local sums = { total = total, count = count }
-    extras.put(results, sums)
-    for name, value in pairs(sums) do
-      local sum = step_of.accumulator("evaluation's " .. name, {})
-      sum:assign(core.where(feeds.first, 0, sum:read()) + value)
-      names[#names + 1] = name
-    end
-  end, inputs, { name = "evaluation", group = ranks })
-  local sum = m.compile(function()
-    local outputs = {}
-    for _, name in ipairs(names) do outputs[name] = step_of.accumulator("evaluation's " .. name):read() end
-    return outputs
-  end, {}, { name = "evaluation's sums" })
-  return window, sum, ranks
 end
 
 -- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
 -- steps 1 to eval_batches. `runner()` is that of a dynamic layout (dynamic.lua).
 return function(o, data, runner)
-  local evaluation, window, sum, ranks = {}, nil, nil, nil
-  if o.dynamic then
-    window, sum, ranks = dynamic_programs(o)
-    evaluation.program = window
-  else
-    evaluation.program = program_of(o, evaluation)
-  end
+  local evaluation = {}
+  local windows = o.dynamic and window_sums(o, "evaluation", function(shape, feeds) return sums_of(evaluation, shape, feeds) end)
+  evaluation.program = windows and windows.program or program_of(o, evaluation)
   local function run(i)
     data.fill(1, i, true, evaluation.program)
     return evaluation.program(step_of.forward_feeds(o, data, i // o.accum + 1, i % o.accum))
-  end
-  local function dynamic_sums()
-    local first = true
-    for i = 0, o.eval_batches - 1 do
-      data.fill(1, i, true, window)
-      first = runner().evaluate(window, ranks, { step = 1 }, first)
-    end
-    if first then runner().nothing(window, { step = 1 }) end
-    window:finish()
-    return sum {}
   end
   local function nothing_counts(where)
     core.fail(where .. ": the loss counts nothing in evaluation: the count that belongs to its sum is 0", {
@@ -85,12 +52,12 @@ return function(o, data, runner)
   -- The loss, and a list of {name, value} of what else the loss returns.
   function evaluation.loss(step)
     local total, count, sums = 0, 0, {}
-    if o.dynamic then
-      local result = dynamic_sums()
+    if windows then
+      local result = windows:run(runner(), o.eval_batches, 1, function(i) data.fill(1, i, true, windows.program) end)
       total, count = result.total, result.count
       extras.add(sums, result)
     end
-    for i = 0, o.dynamic and -1 or o.eval_batches * o.accum - 1 do
+    for i = 0, windows and -1 or o.eval_batches * o.accum - 1 do
       local result = run(i)
       total, count = total + result.total, count + result.count
       extras.add(sums, result)

@@ -177,7 +177,7 @@ function m.train(options)
       local back = keeper:back(step)
       if not back then
         log.close()
-        nonfinite.explain(o, data, before, step, out.loss, out.grad_norm)
+        nonfinite.explain(o, data, before, step, out.loss, out.grad_norm, runner)
       end
       step = back
       goto continue

@@ -324,6 +324,15 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
 
+/* A probe of all windows finds the module where numbers went bad. */
+PROCESS_TEST(dynamic_context_with_numbers_that_are_not_finite) {
+    write_documents(room, 99);
+    process_result r =
+        process_run(room, 1, "", TRAIN "lr=1e20 accum=8 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic");
+    process_expect(&r, "step 2: loss nan, gradient norm nan: ");
+    process_expect(&r, "the first output that is not finite is that of blocks.1");
+}
+
 TEST(long, dynamic_context_of_1950_drawn_batches) {
     process_in_room(drawn_batches);
 }

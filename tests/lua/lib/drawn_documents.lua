@@ -1,7 +1,7 @@
 -- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
 -- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
 local m = require "mlua"
-local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1, seq = 64, sums = false }
+local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1, seq = 64, sums = false, lr = 0.02 }
 local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = cfg.seq, batch = 8, width = 3 }
 
 local Block = m.module("Block", function(self)
@@ -61,7 +61,7 @@ end
 
 local result = m.train {
   model = net, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, seed = cfg.seed, clip = 0, pack = cfg.pack,
-  layout = m.layout.megatron { ep = cfg.experts > 0 and 1 or nil }, optimizer = m.sgd { lr = 0.02 }, loss = cfg.sums and loss_of_positions or nil, eval_every = cfg.sums and 2 or 0, on_step = function(step, out)
+  layout = m.layout.megatron { ep = cfg.experts > 0 and 1 or nil }, optimizer = m.sgd { lr = cfg.lr }, loss = cfg.sums and loss_of_positions or nil, eval_every = cfg.sums and 2 or 0, on_step = function(step, out)
     if step == 2 and m.rank() == cfg.victim then os.execute "kill -9 $PPID" end
     if m.rank() == 0 then print(("step %d %.9g %.9g"):format(step, out.loss, out.grad_norm)) end
     if m.rank() == 0 and cfg.sums then print(("step %d %.9g %.9g"):format(step, out.place, 0)) end
