@@ -46,6 +46,15 @@ try("attention across documents", {}, function(x, q) return x + m.attention(q, q
 try("a score of places", {}, function(x, q)
   return x + m.attention(q, q, q, { causal = true, score = function(s, i) return s + i.q:cast "f32" end }):sum("heads", "head_dim")
 end)
+try("numbers of documents", {}, attended(function(y) return y * m.documents(y):cast "f32" end))
+try("a score by numbers of documents", {}, function(x, q)
+  local number = m.documents(x:sum "embed"):cast "f32"
+  return x + m.attention(q, q, q, { causal = true, score = function(s) return s * number end }):sum("heads", "head_dim")
+end)
+try("a score by a table", {}, function(x, q, self)
+  local table = self.places:sum "embed"
+  return x + m.attention(q, q, q, { causal = true, score = function(s) return s + table end }):sum("heads", "head_dim")
+end)
 try("a state of each microbatch", {}, attended(function(y, self)
   self.seen:assign(y:sum())
   return y

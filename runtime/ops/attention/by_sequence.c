@@ -13,6 +13,8 @@ typedef enum {
     TOTAL      /* a sum over positions */
 } knowledge;
 
+static const char of_one_row[] = "it computes with numbers of documents, which are those of a row";
+
 typedef struct {
     const ml_graph *g;
     ml_axis batch, seq;
@@ -129,6 +131,28 @@ static bool bounded(const walk *w, ml_ref n) {
            plain(w->g, ml_graph_source(w->g, key, 0)) == w->documents;
 }
 
+/* Whether n has the numbers of documents, by queries or keys. */
+static bool is_numbers(const walk *w, ml_ref n) {
+    n = plain(w->g, n);
+    if (ml_graph_node(w->g, n)->op == ML_OP_RENAME) n = plain(w->g, ml_graph_source(w->g, n, 0));
+    return n == w->documents;
+}
+
+/* What a score function captures beside the numbers that it compares has neither their values nor
+ * places of its own along the row; NULL: it is so. */
+static const char *captures(const walk *w, ml_ref n, const ml_attention_args *args) {
+    int numbers = 0;
+    double value;
+    for (int i = ml_attention_captured(w->g, n); i < ml_graph_node(w->g, n)->source_count; i++) {
+        const ml_ref source = ml_graph_source(w->g, n, i);
+        numbers += is_numbers(w, source);
+        if (w->known[source] == OUTSIDE && !ml_graph_constant(w->g, source, &value) &&
+            (has(w, source, args->seq) || has(w, source, args->kv_seq)))
+            return "the score function reads a table by the place in the row";
+    }
+    return numbers > 2 ? of_one_row : NULL;
+}
+
 /* Whether a part of a score function is an index along queries or keys. */
 static bool is_index(const walk *w, const ml_attention_args *args, ml_ref n) {
     n = plain(w->g, n);
@@ -160,7 +184,8 @@ static knowledge of_attention(walk *w, ml_ref n) {
     if (!bounded(w, n)) return refuse(w, n, "attention crosses documents");
     if (!relative(w, &args, args.score))
         return refuse(w, n, "the score function reads the place of a query or key in its row");
-    return POSITIONS;
+    const char *why = captures(w, n, &args);
+    return why ? refuse(w, n, why) : POSITIONS;
 }
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
@@ -195,6 +220,22 @@ static bool keeps_apart(const walk *w, ml_ref n) {
     return false;
 }
 
+/* Whether n computes with the numbers of documents: what only says which are equal, or which
+ * positions are of one, does not. */
+static bool computes_numbers(const walk *w, ml_ref n) {
+    const ml_op op = (ml_op)ml_graph_node(w->g, n)->op;
+    const int count = ml_graph_node(w->g, n)->source_count;
+    double least = 1;
+    int numbers = 0;
+    for (int i = 0; i < count; i++) numbers += is_numbers(w, ml_graph_source(w->g, n, i));
+    if (numbers == 0 || op == ML_OP_ATTENTION || op == ML_OP_RENAME || is_numbers(w, n))
+        return false;
+    if (op == ML_OP_EQ || op == ML_OP_NE) return numbers < count;
+    if (op == ML_OP_GE && ml_graph_constant(w->g, ml_graph_source(w->g, n, 1), &least))
+        return least != 0;
+    return true;
+}
+
 static knowledge of_node(walk *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
     ml_op op = (ml_op)node->op;
@@ -204,6 +245,7 @@ static knowledge of_node(walk *w, ml_ref n) {
                : of_sources(w, n, &totals) == OUTSIDE ? OUTSIDE
                                                       : KEYS;
     if (ml_ops[op].op_class == ML_CLASS_LEAF) return of_leaf(w, n);
+    if (computes_numbers(w, n)) return refuse(w, n, of_one_row);
     if (op == ML_OP_RANDOM) return refuse(w, n, "it draws numbers by the place in the row");
     knowledge most = of_sources(w, n, &totals);
     if (op == ML_OP_OUT) return most;
