@@ -7,6 +7,7 @@
 -- one in each slot of it. Where ranks of ep split the batch, a microbatch has a row for each of them; where parameters are split
 -- over the ranks, all groups run a microbatch together, which has a row for each.
 local core = require "mlua.core"
+local kept = require "mlua.kept"
 local m = require "mlua"
 local packing = require "mlua.packing"
 
@@ -175,7 +176,15 @@ function dynamic.window(o)
   return inner, group.ranks
 end
 
----Raise where a loss and its further results are not sums over sequences. `feeds` are the program's inputs.
+---The options of a window twice as long, in as many rows as one rank's programs have.
+function dynamic.longer(o)
+  local inner, ranks = dynamic.window(o)
+  inner.batch = core.axis(o.batch.name, rows_of(o.dynamic, 1))
+  inner.seq = core.axis(o.seq.name, 2 * o.seq.size)
+  return inner, ranks
+end
+
+---Raise where a loss and its further results are not sums over sequences. `feeds` are the program's inputs. Returns these sums.
 function dynamic.check(o, total, count, results, feeds)
   local sums, constant = { total, count }, not core.is_tensor(count) and "count" or nil
   for _, r in ipairs(results) do
@@ -204,6 +213,19 @@ function dynamic.check(o, total, count, results, feeds)
     refuse(("the forward pass assigns the state %s at each microbatch, and these are not alike"):format(updates[1][1]:name() or "of the model"), "a size for cp")
   end
   core.check_by_sequence(sums, o.batch, o.seq, feeds.documents, packing.last.apart)
+  return sums
+end
+
+---Raise where a window twice as long is computed otherwise, as the model or the loss read its length.
+---@param sums Tensor[] of the window
+---@param apart integer[] the nodes of the window that keep documents apart
+---@param traced fun(): boolean, any the longer window's sums
+function dynamic.check_lengths(o, sums, apart, traced)
+  local ok, longer = traced()
+  if ok then return core.check_by_length(sums, longer, apart) end
+  if type(longer) ~= "table" or rawget(longer, "interrupted") then error(longer, 0) end
+  refuse(("rows are of any length, and with %s=%d there is an error: %s"):format(o.seq.name, 2 * o.seq.size, kept.problem(longer)),
+    ("axes of the batch and of %s are those of the tensors at hand: m.axes_of(x)"):format(o.seq.name))
 end
 
 local function hosts_of(batch, seq)

@@ -254,17 +254,22 @@ function step.accumulated_step(o)
   return micro, finish { micro }
 end
 
--- The loss of a window, for its errors alone: programs are of rows, whose lengths no line of the script has.
-local function check_window(o)
-  local shape, ranks = dynamic.window(o)
-  local ok, problem = kept.traced(function()
+-- The sums of a window's loss, for its errors alone, as pcall returns them.
+local function traced_window(shape, ranks)
+  return kept.traced(function()
     local feeds = {}
     m.context.training, m.context.group = true, ranks
     for name, axes in pairs(token_inputs(shape, {})) do feeds[name] = core.input(name, { axes[1], axes[2] }, axes.dtype) end
     local total, count, results = step.loss(shape, feeds)
-    dynamic.check(shape, total, count, results, feeds)
+    return dynamic.check(shape, total, count, results, feeds)
   end)
-  if not ok then error(problem, 0) end
+end
+
+-- Programs are of rows, whose lengths no line of the script has: what they do not allow is found in windows.
+local function check_window(o)
+  local ok, sums = traced_window(dynamic.window(o))
+  if not ok then error(sums, 0) end
+  dynamic.check_lengths(o, sums, packing.last.apart, function() return traced_window(dynamic.longer(o)) end)
 end
 
 -- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.

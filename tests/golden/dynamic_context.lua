@@ -55,6 +55,11 @@ try("a score by a table", {}, function(x, q, self)
   local table = self.places:sum "embed"
   return x + m.attention(q, q, q, { causal = true, score = function(s) return s + table end }):sum("heads", "head_dim")
 end)
+try("the length of a row", {}, attended(function(y) return y * (1 / y:size "seq") end))
+try("an axis of windows", {}, attended(function(y) return y * m.ones { A.seq } end))
+try("a score by the length of a row", {}, function(x, q)
+  return x + m.attention(q, q, q, { causal = true, score = function(s) return s * (1 / q:size "seq") end }):sum("heads", "head_dim")
+end)
 try("a state of each microbatch", {}, attended(function(y, self)
   self.seen:assign(y:sum())
   return y

@@ -198,7 +198,7 @@ static int placement_window(lua_State *L) {
 
 typedef struct {
     const ml_graph *graph;
-    ml_ref *roots;
+    ml_ref *roots, *others;
     int count;
     ml_axis batch, seq;
     ml_ref documents;
@@ -206,6 +206,40 @@ typedef struct {
     int apart_count;
     ml_across_sequences found;
 } check_call;
+
+/* The list of tensors at an index. Pushes what holds it. */
+static ml_ref *read_roots(lua_State *L, int at, int *count) {
+    luaL_checktype(L, at, LUA_TTABLE);
+    *count = (int)vm_table_length(L, at);
+    ml_ref *roots = lua_newuserdatauv(L, sizeof *roots * (size_t)(*count + 1), 0);
+    for (int i = 0; i < *count; i++) {
+        lua_rawgeti(L, at, i + 1);
+        roots[i] = vm_tensor(L, -1, "a root");
+        lua_pop(L, 1);
+    }
+    return roots;
+}
+
+/* Likewise the pairs of node counts. */
+static void read_apart(lua_State *L, int at, check_call *c) {
+    luaL_checktype(L, at, LUA_TTABLE);
+    c->apart_count = (int)vm_table_length(L, at) / 2;
+    c->apart = lua_newuserdatauv(L, sizeof *c->apart * (size_t)(c->apart_count + 1), 0);
+    for (int i = 0; i < c->apart_count; i++) {
+        lua_rawgeti(L, at, 2 * i + 1);
+        lua_rawgeti(L, at, 2 * i + 2);
+        c->apart[i] = (ml_apart){(ml_ref)lua_tointeger(L, -2), (ml_ref)lua_tointeger(L, -1)};
+        lua_pop(L, 2);
+    }
+}
+
+static int fail_across(lua_State *L, const check_call *c) {
+    if (!c->found.node) return 0;
+    return vm_fail_with(L, &c->found.node, 1,
+                        "a number for cp has every rank split all sequences alike",
+                        "cp=\"dynamic\" places sequences anywhere, which \"%s\" does not allow: %s",
+                        ml_ops[ml_graph_node(c->graph, c->found.node)->op].name, c->found.why);
+}
 
 static void find_across(void *argument) {
     check_call *c = argument;
@@ -216,33 +250,36 @@ static void find_across(void *argument) {
 /* core.check_by_sequence(roots, batch, seq, documents, apart): raise at the line that makes a loss
  * more than a sum over sequences. */
 static int core_check_by_sequence(lua_State *L) {
-    luaL_checktype(L, 1, LUA_TTABLE);
-    luaL_checktype(L, 5, LUA_TTABLE);
     lua_settop(L, 5);
-    check_call c = {.graph = vm_of(L)->graph, .count = (int)vm_table_length(L, 1)};
-    c.roots = lua_newuserdatauv(L, sizeof *c.roots * (size_t)(c.count + 1), 0);
-    for (int i = 0; i < c.count; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        c.roots[i] = vm_tensor(L, -1, "a root");
-        lua_pop(L, 1);
-    }
+    check_call c = {.graph = vm_of(L)->graph};
+    c.roots = read_roots(L, 1, &c.count);
     c.batch = vm_axis_id(L, 2, "the batch");
     c.seq = vm_axis_id(L, 3, "the sequences' axis");
     c.documents = vm_tensor(L, 4, "the documents");
-    c.apart_count = (int)vm_table_length(L, 5) / 2;
-    c.apart = lua_newuserdatauv(L, sizeof *c.apart * (size_t)(c.apart_count + 1), 0);
-    for (int i = 0; i < c.apart_count; i++) {
-        lua_rawgeti(L, 5, 2 * i + 1);
-        lua_rawgeti(L, 5, 2 * i + 2);
-        c.apart[i] = (ml_apart){(ml_ref)lua_tointeger(L, -2), (ml_ref)lua_tointeger(L, -1)};
-        lua_pop(L, 2);
-    }
+    read_apart(L, 5, &c);
     vm_protect(L, find_across, &c);
-    if (!c.found.node) return 0;
-    return vm_fail_with(L, &c.found.node, 1,
-                        "a number for cp has every rank split all sequences alike",
-                        "cp=\"dynamic\" places sequences anywhere, which \"%s\" does not allow: %s",
-                        ml_ops[ml_graph_node(c.graph, c.found.node)->op].name, c.found.why);
+    return fail_across(L, &c);
+}
+
+static void find_by_length(void *argument) {
+    check_call *c = argument;
+    c->found.node =
+        ml_find_by_length(c->graph, c->roots, c->others, c->count, c->apart, c->apart_count);
+    c->found.why = "it computes with the length or number of rows, which varies";
+}
+
+/* core.check_by_length(roots, others, apart): raise at the line that computes otherwise in another
+ * trace, whose rows are of another length. */
+static int core_check_by_length(lua_State *L) {
+    int others;
+    lua_settop(L, 3);
+    check_call c = {.graph = vm_of(L)->graph};
+    c.roots = read_roots(L, 1, &c.count);
+    c.others = read_roots(L, 2, &others);
+    if (others != c.count) vm_fail(L, NULL, "two traces of a loss differ in their results");
+    read_apart(L, 3, &c);
+    vm_protect(L, find_by_length, &c);
+    return fail_across(L, &c);
 }
 
 static int core_count_sequences(lua_State *L) {
@@ -266,6 +303,8 @@ static const vm_entry functions[] = {
      "raise where roots are not sums over the sequences of a batch, each by itself; apart: pairs "
      "of "
      "node counts, between which nodes were made that keep documents apart"},
+    {"check_by_length", core_check_by_length, "roots: Tensor[], others: Tensor[], apart: integer[]",
+     "raise where roots are computed otherwise than others, the same of rows of another length"},
     {"count_sequences", core_count_sequences, "documents: Host -> integer",
      "how many sequences rows of numbers of documents have"},
     {"node_count", core_node_count, "-> integer", "how many nodes the script's graph has"},

@@ -26,6 +26,12 @@ ml_across_sequences ml_find_across_sequences(const ml_graph *g, const ml_ref *ro
                                              ml_axis batch, ml_axis seq, ml_ref documents,
                                              const ml_apart *apart, int apart_count);
 
+/* What computes otherwise in the one of two traces of a loss than in the other, of rows of two
+ * lengths: with another number, or another op; 0: nothing does, but for nodes that keep documents
+ * apart, which have numbers of their own for their pieces. Raises only where memory is short. */
+ml_ref ml_find_by_length(const ml_graph *g, const ml_ref *one, const ml_ref *other, int count,
+                         const ml_apart *apart, int apart_count);
+
 /* Whether an attention, or a gradient of one, lets a query see the keys alone that have the same
  * number: m.attention's `document`. */
 bool ml_attention_by_document(const ml_graph *g, ml_ref n);
