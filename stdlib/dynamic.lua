@@ -186,19 +186,20 @@ end
 
 ---Raise where a loss and its further results are not sums over sequences. `feeds` are the program's inputs. Returns these sums.
 function dynamic.check(o, total, count, results, feeds)
-  local sums, constant = { total, count }, not core.is_tensor(count) and "count" or nil
+  local sums, constant = { total, count }, not core.is_tensor(count) and "loss's count" or nil
   for _, r in ipairs(results) do
     sums[#sums + 1], sums[#sums + 2] = r.sum, r.count
-    constant = constant or (not core.is_tensor(r.sum) or not core.is_tensor(r.count)) and ("result %q"):format(r.name)
+    constant = constant or (not core.is_tensor(r.sum) or not core.is_tensor(r.count)) and ("loss's result %q"):format(r.name)
   end
   if m.added_loss(count) then
     refuse("the model adds a loss by m.add_loss, a mean over a microbatch, and no microbatch is the same in another layout", "a size for cp")
   end
   for _, t in ipairs(m.context.totals) do
-    if core.is_tensor(t.value) then sums[#sums + 1] = t.value end
+    sums[#sums + 1] = core.is_tensor(t.value) and t.value or nil
+    constant = constant or not core.is_tensor(t.value) and t.value ~= 0 and ("value of m.step_total for %s"):format(t.state:name() or "a state")
   end
   if constant then
-    refuse(("the loss's %s is a number, the same for each microbatch, and these are not alike"):format(constant), "a sum over the targets, as m.cross_entropy's count")
+    refuse(("the %s is a number, the same for each microbatch, and these are not alike"):format(constant), "a sum over the targets, as m.cross_entropy's count")
   end
   local split = m.context_groups().together and m.context_groups().split or {}
   for _, p in ipairs(o.model and #split > 0 and m.parameters(o.model) or {}) do

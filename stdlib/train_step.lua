@@ -216,7 +216,8 @@ local function accumulate(o, shape, name, lead)
     end
     totals, m.context.totals = m.context.totals, {} -- finished by the other program
     for i, t in ipairs(totals) do
-      t.sum = o.dynamic and step.accumulator("accumulated total " .. i, m.axes_of(t.state)) or t.state -- each rank has a sum of its own
+      local name = ("accumulated total %d of %s"):format(i, t.state:name() or "no name")
+      t.sum = o.dynamic and step.accumulator(name, m.axes_of(t.state)) or t.state -- each rank has a sum of its own
       add(t.sum, t.value)
     end
     add(loss_sum, total)

@@ -64,6 +64,10 @@ try("a state of each microbatch", {}, attended(function(y, self)
   self.seen:assign(y:sum())
   return y
 end))
+try("a total of each microbatch", {}, attended(function(y, self)
+  m.step_total(self.seen, 1)
+  return y
+end))
 try("a loss of each microbatch", {}, attended(function(y)
   m.add_loss((y * y):sum(), 1)
   return y

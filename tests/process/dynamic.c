@@ -153,6 +153,16 @@ PROCESS_TEST(dynamic_context_of_experts) {
     compare("experts, each rank's tokens sorted apart", many.output, one.output);
 }
 
+/* A script's trainings have totals of their own, of other sizes too. */
+PROCESS_TEST(dynamic_context_of_two_mixtures) {
+    write_documents(room, 7);
+    process_result one = process_run(room, 0, "", TRAIN "steps=2 experts=4 second=6");
+    process_result many = process_run(room, 0, "",
+                                      TRAIN "steps=2 experts=4 second=6 accum=8 -n 2 --mesh cp=2 "
+                                            "--layout cp=dynamic");
+    compare("two mixtures of experts", many.output, one.output);
+}
+
 /* Ranks of cp sort their own tokens by experts: none does another's work. */
 PROCESS_TEST(experts_with_split_positions) {
     write_documents(room, 7);

@@ -1,7 +1,7 @@
 -- Trains on text.jsonl by plain SGD without clipping, so that a wrong gradient moves all that follows; prints each step's loss and
 -- norm, and the sum and the square of all weights in the end (tests/process/dynamic.c).
 local m = require "mlua"
-local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1, seq = 64, sums = false, lr = 0.02 }
+local cfg = m.config { accum = 1, steps = 150, layers = 2, data = "text.jsonl", pack = "document", seed = 1, recurrent = false, learned = false, experts = 0, victim = -1, seq = 64, sums = false, lr = 0.02, second = 0 }
 local A = m.axes { embed = 16, heads = 4, head_dim = 4, ffn = 32, vocab = 64, seq = cfg.seq, batch = 8, width = 3 }
 
 local Block = m.module("Block", function(self)
@@ -47,34 +47,46 @@ function Net:forward(tokens)
   for _, block in ipairs(self.blocks) do x = block(x) end
   return x:dot(self.table, "embed")
 end
-
-local net = Net()
-
 -- Sums, products and means over all positions, those without a target too.
-local function loss_of_positions(tokens, targets)
-  local logits = net(tokens)
-  local sum, count = m.cross_entropy(logits, targets)
-  local all, places = m.ge(targets, -1):cast "f32", m.positions(tokens):cast "f32"
-  local norm = 1e-3 * logits:dot(logits, "batch", "seq", "vocab") + (logits * logits):mean() + (logits:sum "batch"):mean("seq", "vocab")
-  return sum + norm, count + 0.1 * all:sum(), { place = { places:sum "batch":sum(), all:mean() } }
+local function loss_of_positions(net)
+  return function(tokens, targets)
+    local logits = net(tokens)
+    local sum, count = m.cross_entropy(logits, targets)
+    local all, places = m.ge(targets, -1):cast "f32", m.positions(tokens):cast "f32"
+    local norm = 1e-3 * logits:dot(logits, "batch", "seq", "vocab") + (logits * logits):mean() + (logits:sum "batch"):mean("seq", "vocab")
+    return sum + norm, count + 0.1 * all:sum(), { place = { places:sum "batch":sum(), all:mean() } }
+  end
 end
 
-local result = m.train {
-  model = net, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, seed = cfg.seed, clip = 0, pack = cfg.pack,
-  layout = m.layout.megatron { ep = cfg.experts > 0 and 1 or nil }, optimizer = m.sgd { lr = cfg.lr }, loss = cfg.sums and loss_of_positions or nil, eval_every = cfg.sums and 2 or 0, on_step = function(step, out)
-    if step == 2 and m.rank() == cfg.victim then os.execute "kill -9 $PPID" end
-    if m.rank() == 0 then print(("step %d %.9g %.9g"):format(step, out.loss, out.grad_norm)) end
-    if m.rank() == 0 and cfg.sums then print(("step %d %.9g %.9g"):format(step, out.place, 0)) end
-  end,
-}
-if m.rank() == 0 and cfg.sums then print(("step end %.9g %.9g"):format(result.eval_loss, result.eval_place)) end
-local total = m.compile(function()
-  local sum, square = 0, 0
-  for _, p in ipairs(m.parameters(net)) do
-    local value = p:read()
-    sum, square = sum + value:sum(), square + (value * value):sum()
-  end
-  return { sum = sum, square = square }
-end, {})
-local t = total {}
-if m.rank() == 0 then print(("step weights %.9g %.9g"):format(t.sum, t.square)) end
+local function report(...)
+  if m.rank() == 0 then print(("step %s %.9g %.9g"):format(...)) end
+end
+
+local function train(net)
+  local result = m.train {
+    model = net, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, seed = cfg.seed, clip = 0, pack = cfg.pack,
+    loss = cfg.sums and loss_of_positions(net) or nil, eval_every = cfg.sums and 2 or 0,
+    layout = m.layout.megatron { ep = cfg.experts > 0 and 1 or nil }, optimizer = m.sgd { lr = cfg.lr }, on_step = function(step, out)
+      if step == 2 and m.rank() == cfg.victim then os.execute "kill -9 $PPID" end
+      report(step, out.loss, out.grad_norm)
+      if cfg.sums then report(step, out.place, 0) end
+    end,
+  }
+  if cfg.sums then report("evaluation", result.eval_loss, result.eval_place) end
+  local total = m.compile(function()
+    local sum, square = 0, 0
+    for _, p in ipairs(m.parameters(net)) do
+      local value = p:read()
+      sum, square = sum + value:sum(), square + (value * value):sum()
+    end
+    return { sum = sum, square = square }
+  end, {})
+  local t = total {}
+  report("weights", t.sum, t.square)
+end
+
+train(Net())
+if cfg.second > 0 then -- another model, of other experts
+  cfg.experts = cfg.second
+  train(Net())
+end
