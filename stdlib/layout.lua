@@ -321,7 +321,7 @@ local OVERRIDES = {
   end },
   { "sp", boolean, "true or false", "tp", function(spec, value) spec.acts.tp = with_name(spec.acts.tp, "seq", value) end },
   { "context", function(t) return CONTEXT[t] and t end, "gathered, ring or exchanged", "cp", function(spec, value) spec.acts.cp = CONTEXT[value] end },
-  { "cp", function(t) return t == "dynamic" and t or nil end, "dynamic", "cp", function(spec)
+  { "cp", function(t) return t == "dynamic" and t or nil end, "dynamic; --mesh cp=2 gives it a size", "cp", function(spec)
     for i, pair in ipairs(spec.mesh) do
       if pair[1] == "cp" then spec.mesh[i] = { "cp", "dynamic" } end
     end

@@ -40,8 +40,12 @@ static int parse_mesh(vm_options *options, char *text) {
     for (char *item = strtok(text, ","); item; item = strtok(NULL, ",")) {
         char *equals = strchr(item, '=');
         int64_t size = 0;
-        if (!equals || !parse_integer(equals + 1, &size) || size < 1)
-            return usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
+        if (!equals || !parse_integer(equals + 1, &size) || size < 1) {
+            usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
+            return equals && strcmp(equals + 1, "dynamic") == 0
+                       ? print_suggestion(NULL, "--layout cp=dynamic, with the ranks in --mesh")
+                       : EXIT_USAGE;
+        }
         *equals = 0;
         for (int i = 0; i < options->mesh_count; i++)
             if (strcmp(options->mesh[i].key, item) == 0)

@@ -1,0 +1,1 @@
+-- args: check --device cpu --mesh dp=2,cp=dynamic
