@@ -151,8 +151,8 @@ function m.added_loss(count)
 end
 
 ---A sum over a whole training step, of whatever microbatches it is cut into: `state` becomes the sum
----of `value` over them, and at the step's end update(total) may assign states by it. Only while
----training; elsewhere it does nothing.
+---of `value` over them, and at the step's end update(total) may assign states by it; until then it
+---is read as the step before left it. Only while training; elsewhere it does nothing.
 ---@param state State
 ---@param value Tensor|number
 ---@param update? fun(total: Tensor)

@@ -217,7 +217,7 @@ local function accumulate(o, shape, name, lead)
     totals, m.context.totals = m.context.totals, {} -- finished by the other program
     for i, t in ipairs(totals) do
       local name = ("accumulated total %d of %s"):format(i, t.state:name() or "no name")
-      t.sum = o.dynamic and step.accumulator(name, m.axes_of(t.state)) or t.state -- each rank has a sum of its own
+      t.sum = step.accumulator(name, m.axes_of(t.state)) -- the state is read as the step before left it
       add(t.sum, t.value)
     end
     add(loss_sum, total)
@@ -241,7 +241,7 @@ local function accumulate(o, shape, name, lead)
       out[r.name] = step.accumulator("accumulated result " .. r.name):read() / step.accumulator("accumulated count of " .. r.name):read()
     end
     for _, t in ipairs(totals) do
-      if t.sum ~= t.state then t.state:assign(t.sum:read()) end
+      t.state:assign(t.sum:read())
       if t.update then t.update(t.sum:read()) end
     end
     return out
