@@ -126,7 +126,7 @@ local function read_facts()
   return {
     axes = axes, settings = report.settings, mesh = report.mesh, mesh_names = names, layers = layers, head = layers * share / math.max(0.5, 1 - share),
     parameters = report.parameters, tokens = report.tokens, predicted = report.predicted, gpus = options.gpus,
-    hosts = options.hosts, memory = core.device().memory_bytes, precisions = served, unit = report.samples and "samples" or "tokens",
+    hosts = options.hosts, documents = (report.predicted.documents or ""):find "^documents of" ~= nil, memory = core.device().memory_bytes, precisions = served, unit = report.samples and "samples" or "tokens",
   }
 end
 

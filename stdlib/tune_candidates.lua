@@ -6,6 +6,7 @@ local CHUNKS = { 2, 3, 4, 6, 8 } -- stages of a rank that interleaves them
 local LAUNCHES = 60e-6 -- seconds of the launches of a layer, forward and backward
 local BESIDE = 0.6 -- share of a link's rate that collectives reach beside computation, and of the computation beside which they run
 local KEPT = 5 -- bytes that a microbatch in flight keeps of each layer, over those of the layer's input
+local LONG = 0.4 -- share of the keys and values of all documents that ranks exchange where those that one rank can take are on one
 local TOO_LARGE = 4 -- a candidate that probably does not fit, or cannot be planned, counts as so much slower
 local HOST = 1e11 -- bytes of it that wait in host memory, without stages
 local RESEMBLES = 4 -- how much more a result says of a candidate for each trait that they share
@@ -53,10 +54,18 @@ local function imbalance(layers, head, pp, chunks)
   return 1
 end
 
+-- The sizes of pp, dp, ep, cp and tp, and the axis of dp's ranks: under cp = "dynamic" all ranks of cp are dp's.
+local function sizes_of(c)
+  local mesh = c.mesh
+  local pp, dp, ep, cp, tp = mesh.pp or 1, mesh.dp or 1, mesh.ep or 1, mesh.cp or 1, mesh.tp or 1
+  if c.options.context == "dynamic" then return pp, dp * cp, ep, 1, tp, "cp" end
+  return pp, dp, ep, cp, tp, "dp"
+end
+
 -- Seconds of a step, on the hopeful side: products scale perfectly, and a part of the communication is hidden.
 local function estimate(facts, c)
   local mesh, axes, o = c.mesh, facts.axes, c.options
-  local pp, dp, ep, cp, tp = mesh.pp or 1, mesh.dp or 1, mesh.ep or 1, mesh.cp or 1, mesh.tp or 1
+  local pp, dp, ep, cp, tp, shared = sizes_of(c)
   local work = c.precision.seconds / facts.gpus
   local layers, embed = facts.layers / pp, axes.embed or 1
   local act = facts.tokens / (dp * ep * cp) * embed * c.precision.bytes
@@ -66,16 +75,16 @@ local function estimate(facts, c)
   -- Each microbatch reads the weights twice and adds to the sums of their gradients in f32; and launches its kernels.
   work = work + (c.accum - 1) * (weights * (2 * c.precision.bytes + 8) / facts.predicted.memory_bytes + layers * LAUNCHES)
   if tp > 1 then exposed = exposed + (1 - hidden) * 9 * layers * act * (tp - 1) / tp / link(facts, mesh, "tp") end
-  if cp > 1 then
-    local keys = act * (axes.kv_heads and axes.heads and axes.kv_heads / axes.heads or 1)
-    local passes = o.context == "exchanged" and 8 * act * (cp - 1) / cp / cp or 6 * keys * (cp - 1)
+  if mesh.cp and mesh.cp > 1 then
+    local keys, ranks = act * (axes.kv_heads and axes.heads and axes.kv_heads / axes.heads or 1), mesh.cp
+    local passes = o.context == "exchanged" and 8 * act * (ranks - 1) / ranks / ranks or 6 * keys * (ranks - 1) * (o.context == "dynamic" and LONG or 1)
     exposed = exposed + (1 - hidden) * layers * passes / tp / link(facts, mesh, "cp")
   end
   if ep > 1 then exposed = exposed + (1 - hidden) * 8 * layers * act * (ep - 1) / ep / link(facts, mesh, "ep") end
   if dp * cp > 1 then
-    local sums = weights * (o.preset == "fsdp" and o.reshard and 8 + c.precision.bytes or 8) * (dp - 1) / dp / link(facts, mesh, "dp")
+    local sums = weights * (o.preset == "fsdp" and o.reshard and 8 + c.precision.bytes or 8) * (dp - 1) / dp / link(facts, mesh, shared)
     if cp > 1 then sums = sums + weights * 8 * (cp - 1) / cp / link(facts, mesh, "cp") end
-    if o.preset == "fsdp" then sums = sums + weights * c.precision.bytes * (c.accum - 1) * (o.reshard == false and 1 or 2) / link(facts, mesh, "dp") end
+    if o.preset == "fsdp" then sums = sums + weights * c.precision.bytes * (c.accum - 1) * (o.reshard == false and 1 or 2) / link(facts, mesh, shared) end
     sums = sums / BESIDE
     exposed = exposed + ((pp > 1 or c.accum > 1) and sums or math.max(0, sums - BESIDE * work))
   end
@@ -87,8 +96,8 @@ end
 
 -- Bytes of a rank: states; and each layer's input of the microbatches that are in flight.
 local function memory_parts(facts, c)
-  local mesh, axes, o = c.mesh, facts.axes, c.options
-  local pp, dp, ep, cp, tp = mesh.pp or 1, mesh.dp or 1, mesh.ep or 1, mesh.cp or 1, mesh.tp or 1
+  local axes, o = facts.axes, c.options
+  local pp, dp, ep, cp, tp = sizes_of(c)
   local weights = facts.parameters / (tp * pp) / (axes.experts and ep or 1)
   local split = o.zero and dp or 1
   local states = weights * ((o.preset == "fsdp" and 4 / dp or pp > 1 and 4 or 4 / split) + 8 / (o.preset == "fsdp" and dp or split))
@@ -152,7 +161,8 @@ local function each_mesh(facts, use)
   each(names, 1, n, { tp = 1, cp = 1, ep = 1, pp = 1, dp = 1 })
 end
 
--- Lists of options, by the mesh: {{name, value}, ...} in the order of --layout.
+-- Lists of options, by the mesh: {{name, value}, ...} in the order of --layout. Documents are placed (cp = "dynamic") on all ranks of
+-- dp and cp alike, which are cp's here, where predictions know the documents of the data.
 local function each_option(facts, mesh, use)
   local function product(rows, at, chosen)
     local row = rows[at]
@@ -166,27 +176,34 @@ local function each_option(facts, mesh, use)
       product(rows, at + 1, longer)
     end
   end
-  local rows, axes = {}, facts.axes
-  if mesh.dp > 1 then
-    local ways = { { { "preset", "megatron" }, { "zero", true } }, { { "preset", "megatron" }, { "zero", false } }, { { "preset", "fsdp" }, { "zero", true }, { "reshard", true } } }
-    if mesh.pp == 1 then ways[#ways + 1] = { { "preset", "fsdp" }, { "zero", true }, { "reshard", false } } end
-    rows[#rows + 1] = divides(mesh.dp, axes.embed) and ways or { ways[1], ways[2] }
-  end
-  if mesh.tp > 1 then rows[#rows + 1] = divides(mesh.tp * mesh.cp, axes.seq) and { { { "sp", true } }, { { "sp", false } } } or { { { "sp", false } } } end
-  if mesh.cp > 1 then
-    rows[#rows + 1] = { { { "context", "gathered" } }, { { "context", "ring" } } }
-    if divides(mesh.cp * mesh.tp, axes.heads, axes.kv_heads) then rows[#rows][3] = { { "context", "exchanged" } } end
-  end
-  if mesh.ep > 1 then rows[#rows + 1] = { { { "exchange", 1.5 } }, { { "exchange", 2 } }, { { "exchange", 0 } } } end
-  if mesh.pp > 1 then
-    local ways = { { { "schedule", "1f1b" } }, { { "schedule", "zero-bubble" } } }
-    for _, chunks in ipairs(CHUNKS) do
-      local even = facts.layers % (mesh.pp * chunks) == 0
-      if even or chunks <= 4 and chunks % 2 == 0 and mesh.pp * chunks <= facts.layers then ways[#ways + 1] = { { "schedule", "interleaved" }, { "chunks", chunks } } end
+  local axes = facts.axes
+  local function each_way(dynamic)
+    local rows, shared = {}, dynamic and mesh.cp or mesh.dp
+    if shared > 1 then
+      local ways = { { { "preset", "megatron" }, { "zero", true } }, { { "preset", "megatron" }, { "zero", false } }, { { "preset", "fsdp" }, { "zero", true }, { "reshard", true } } }
+      if mesh.pp == 1 then ways[#ways + 1] = { { "preset", "fsdp" }, { "zero", true }, { "reshard", false } } end
+      rows[#rows + 1] = divides(shared, axes.embed) and ways or { ways[1], ways[2] }
     end
-    rows[#rows + 1] = ways
+    if mesh.tp > 1 then rows[#rows + 1] = divides(mesh.tp * mesh.cp, axes.seq) and { { { "sp", true } }, { { "sp", false } } } or { { { "sp", false } } } end
+    if dynamic then
+      rows[#rows + 1] = { { { "context", "gathered" }, { "cp", "dynamic" } } }
+    elseif mesh.cp > 1 then
+      rows[#rows + 1] = { { { "context", "gathered" } }, { { "context", "ring" } } }
+      if divides(mesh.cp * mesh.tp, axes.heads, axes.kv_heads) then rows[#rows][3] = { { "context", "exchanged" } } end
+    end
+    if mesh.ep > 1 then rows[#rows + 1] = { { { "exchange", 1.5 } }, { { "exchange", 2 } }, { { "exchange", 0 } } } end
+    if mesh.pp > 1 then
+      local ways = { { { "schedule", "1f1b" } }, { { "schedule", "zero-bubble" } } }
+      for _, chunks in ipairs(CHUNKS) do
+        local even = facts.layers % (mesh.pp * chunks) == 0
+        if even or chunks <= 4 and chunks % 2 == 0 and mesh.pp * chunks <= facts.layers then ways[#ways + 1] = { { "schedule", "interleaved" }, { "chunks", chunks } } end
+      end
+      rows[#rows + 1] = ways
+    end
+    product(rows, 1, {})
   end
-  product(rows, 1, {})
+  each_way(false)
+  if facts.documents and mesh.dp == 1 and mesh.cp > 1 then each_way(true) end
 end
 
 -- Into how many microbatches a rank's samples are cut.
@@ -215,6 +232,7 @@ function candidates.all(facts)
     each_option(facts, sizes, function(pairs_of)
       local values = { preset = "megatron" }
       for _, pair in ipairs(pairs_of) do values[pair[1]] = pair[2] end
+      values.context, values.cp = values.cp or values.context, nil
       for _, accum in ipairs(accumulations(facts, sizes, values)) do
         local layout = table.move(pairs_of, 1, #pairs_of, 1, {})
         if sizes.pp > 1 and not facts.settings.accum then layout[#layout + 1] = { "microbatches", accum } end

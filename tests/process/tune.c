@@ -138,6 +138,22 @@ PROCESS_TEST(tune_of_a_batch_too_large_for_one) {
     CHECK(process_number(r.output, "\"tokens_per_s\":") > 0);
 }
 
+/* Documents of the data at hand may be placed; without data each row is one, and there is no gain.
+ */
+PROCESS_TEST(tune_places_documents) {
+    static const char script[] = "tune \"$ROOT/models/llama.lua\" layers=1 embed=256 heads=4 "
+                                 "kv_heads=4 ffn=256 vocab=32000 pack=document seq=512 --gpus 2 "
+                                 "--device h200 --batch 8 --every --json";
+    process_run(room, 0, "",
+                "run \"$ROOT/tests/dynamic_lengths.lua\" out=. most=512 each=256 least=16 mean=64 "
+                "windows=20 --device cpu");
+    process_result none = process_run(room, 0, "", script);
+    CHECK(strstr(none.output, "dynamic") == NULL);
+    process_result placed = process_run(room, 0, "", "%s data=all.bin", script);
+    process_expect(&placed, "accum=2 --mesh cp=2 --layout "
+                            "preset=megatron,zero=true,context=gathered,cp=dynamic -n 2");
+}
+
 static int commands(const char *text) {
     int count = 0;
     while ((text = strstr(text, "\"command\":\"")) != NULL) count++, text++;
