@@ -131,8 +131,9 @@ function dynamic.choose(o, make, make_all)
   local d = o.dynamic
   if d.chosen or d.slots > 0 then return make_all() end
   d.chosen = true
-  for _, room in ipairs(fitting_rooms(o, make)) do
-    set_rows(d, room)
+  local rooms = fitting_rooms(o, make)
+  for i = 1, #rooms - 1 do
+    set_rows(d, rooms[i])
     local rows, update = core.fitting(function()
       local rows, update = make_all()
       local programs = { update }
@@ -142,7 +143,7 @@ function dynamic.choose(o, make, make_all)
     end)
     if rows then return rows, update end
   end
-  set_rows(d, ROOM)
+  set_rows(d, rooms[#rooms] or ROOM)
   return make_all()
 end
 
@@ -224,7 +225,7 @@ end
 function dynamic.check_lengths(o, sums, apart, traced)
   local ok, longer = traced()
   if ok then return core.check_by_length(sums, longer, apart) end
-  if type(longer) ~= "table" or rawget(longer, "interrupted") then error(longer, 0) end
+  if longer == "not enough memory" or type(longer) == "table" and rawget(longer, "interrupted") then error(longer, 0) end
   refuse(("rows are of any length, and with %s=%d there is an error: %s"):format(o.seq.name, 2 * o.seq.size, kept.problem(longer)),
     ("axes of the batch and of %s are those of the tensors at hand: m.axes_of(x)"):format(o.seq.name))
 end

@@ -91,7 +91,8 @@ function m.cross_entropy(logits, targets, options)
   if targets:dtype() ~= "i32" then
     core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
   end
-  return m.scope("loss", packing.by_targets, targets, cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
+  local filled = (options.ignore or -1) == -1 and targets or nil -- what fills rows up has the target -1
+  return m.scope("loss", packing.by_targets, filled, cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
 end
 
 ---How many of the largest logits are the targets, and how many targets count, as a loss's extra results have them:

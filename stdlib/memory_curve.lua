@@ -119,7 +119,7 @@ local function print_text(rows)
     local row = ("%8.2f"):format(r.process_bytes / size)
     if fastest then row = row .. form:format(1e3 * r.predicted.seconds, 100 * (r.predicted.seconds / fastest - 1)) end
     if row ~= before then
-      local fits = r.peak_bytes <= device.memory_bytes
+      local fits = device.memory_bytes == 0 or r.peak_bytes <= device.memory_bytes
       if i == #rows and not fits then print(("          beyond the memory of %s:"):format(device.description)) end
       if fits and above and above.peak_bytes > device.memory_bytes then print "          within it:" end
       print(row)

@@ -163,12 +163,27 @@ function m.step_program(o, parameters)
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
 end
 
-local accumulators = {} -- by name; a script's trainings share them, for each step starts afresh
+local accumulators = {} -- by name, of totals by their state; a script's trainings share them, for each step starts afresh
 
 function step.accumulator(name, axes)
   accumulators[name] = accumulators[name]
     or core.state { name = name, axes = axes, dtype = "f32", kind = "gradient", init = m.zeros(axes) }
   return accumulators[name]
+end
+
+local total_count = 0 -- of totals with an accumulator
+
+-- Of what microbatches add to a total: its state is read as the step before left it.
+function step.total_accumulator(state)
+  if accumulators[state] then return accumulators[state] end
+  local narrow, axes = { bf16 = true, f16 = true }, m.axes_of(state)
+  local dtype = narrow[state:dtype()] and "f32" or state:dtype()
+  total_count = total_count + 1
+  accumulators[state] = core.state {
+    name = ("accumulated total %d of %s"):format(total_count, state:name() or "no name"), axes = axes, dtype = dtype, kind = "gradient",
+    init = m.full(axes, 0, dtype),
+  }
+  return accumulators[state]
 end
 
 -- 1 where numbers differ, by their sum and that of their squares, else 0.
@@ -215,10 +230,9 @@ local function accumulate(o, shape, name, lead)
       add(weights[2], weight * weight)
     end
     totals, m.context.totals = m.context.totals, {} -- finished by the other program
-    for i, t in ipairs(totals) do
-      local name = ("accumulated total %d of %s"):format(i, t.state:name() or "no name")
-      t.sum = step.accumulator(name, m.axes_of(t.state)) -- the state is read as the step before left it
-      add(t.sum, t.value)
+    for _, t in ipairs(totals) do
+      t.sum = step.total_accumulator(t.state)
+      add(t.sum, core.is_tensor(t.value) and t.value:cast(t.sum:dtype()) or t.value)
     end
     add(loss_sum, total)
     add(loss_count, count)

@@ -6,7 +6,7 @@ local CHUNKS = { 2, 3, 4, 6, 8 } -- stages of a rank that interleaves them
 local LAUNCHES = 60e-6 -- seconds of the launches of a layer, forward and backward
 local BESIDE = 0.6 -- share of a link's rate that collectives reach beside computation, and of the computation beside which they run
 local KEPT = 5 -- bytes that a microbatch in flight keeps of each layer, over those of the layer's input
-local LONG = 0.4 -- share of the keys and values of all documents that ranks exchange where those that one rank can take are on one
+local LONG = 0.4 -- of the keys and values that ranks exchange under a fixed cp, the share under cp = "dynamic": of documents longer than a rank's tokens
 local TOO_LARGE = 4 -- a candidate that probably does not fit, or cannot be planned, counts as so much slower
 local HOST = 1e11 -- bytes of it that wait in host memory, without stages
 local RESEMBLES = 4 -- how much more a result says of a candidate for each trait that they share

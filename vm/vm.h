@@ -502,8 +502,6 @@ typedef struct {
 } vm_program;
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);
-/* In memory, with what is beside it and what does its steps again. */
-bool vm_program_fits(const vm_program *program);
 
 /* ranges.c: the values that inputs may have. */
 void vm_find_ranges(lua_State *L, vm_program *program);

@@ -61,8 +61,8 @@ static void check_endings(process_room *room, int times, int code, const char *s
         process_in_room(ending_##name);                                                            \
     }
 
-ENDING(planning, 1, "cannot split \"ffn\" of parameter \"blocks.1.mlp.up\"", 3,
-       "\"$ROOT/models/gpt.lua\" embed=390 heads=6 ffn=1561 --mesh tp=2")
+ENDING(planning, 1, "cannot cut \"blocks\", 1 layers, into 2 pipeline stages", 3,
+       "\"$ROOT/models/gpt.lua\" layers=1 --mesh pp=2")
 ENDING(mesh_axis, 1, "--mesh: the layout has no mesh axis \"zz\"", 3,
        "\"$ROOT/models/gpt.lua\" --mesh zz=2")
 ENDING(memory, 1, "the program needs ", 15, "\"$ROOT/models/gpt.lua\" --mesh dp=2 batch=10000000")
@@ -70,7 +70,7 @@ ENDING(memory, 1, "the program needs ", 15, "\"$ROOT/models/gpt.lua\" --mesh dp=
 /* The GPUs are being connected once a program is compiled under a layout, though its plan fails. */
 #define SCRIPT                                                                                     \
     "local m = require 'mlua'\n"                                                                   \
-    "local A = m.axes { batch = 3 }\n"                                                             \
+    "local A = m.axes { batch = 1 << 45 }\n"                                                       \
     "local layout = m.layout.ddp { dp = 2 }\n"                                                     \
     "local function sum(feeds) return (feeds.x * feeds.x):sum 'batch' end\n"                       \
     "assert(not pcall(m.compile, sum, { x = { A.batch } }, { layout = layout }))\n"                \

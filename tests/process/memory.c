@@ -294,26 +294,28 @@ PROCESS_TEST(memory_of_two_programs) {
 
 /* core.fitting drops what was made where a program does not fit: the memory is there for others. */
 PROCESS_TEST(programs_that_do_not_fit_are_dropped) {
-    process_write(room, "fitting.lua",
-                  "local m, core = require 'mlua', require 'mlua.core'\n"
-                  "local small = m.param { core.axis('n', 200000), name = 'small' }\n"
-                  "local large = m.param { core.axis('l', 1 << 20), name = 'large' }\n"
-                  "local function sum(p)\n"
-                  "  return m.compile(function() return { out = p:read():sum() } end, {}, {})\n"
-                  "end\n"
-                  "local dropped = setmetatable({}, { __mode = 'v' })\n"
-                  "local function made(p)\n"
-                  "  local program = sum(p)\n"
-                  "  dropped[#dropped + 1] = program\n"
-                  "  return program\n"
-                  "end\n"
-                  "print(core.fitting(function() return made(small), made(large) end))\n"
-                  "print(core.fitting(function() made(small) end))\n"
-                  "print('left', next(dropped))\n"
-                  "print(select(2, core.fitting(function() return made(small), 7 end)))\n"
-                  "print(pcall(core.fitting, function() error('its own', 0) end))\n"
-                  "sum(large)\n");
+    process_write(
+        room, "fitting.lua",
+        "local m, core = require 'mlua', require 'mlua.core'\n"
+        "local small = m.param { core.axis('n', 200000), name = 'small' }\n"
+        "local large = m.param { core.axis('l', 1 << 20), name = 'large' }\n"
+        "local function sum(p)\n"
+        "  return m.compile(function() return { out = p:read():sum() } end, {}, {})\n"
+        "end\n"
+        "local dropped = setmetatable({}, { __mode = 'v' })\n"
+        "local function made(p)\n"
+        "  local program = sum(p)\n"
+        "  dropped[#dropped + 1] = program\n"
+        "  return program\n"
+        "end\n"
+        "print(core.fitting(function() return made(small), made(large) end))\n"
+        "print(core.fitting(function() made(small) end))\n"
+        "print('left', next(dropped))\n"
+        "print(select(2, core.fitting(function() return made(small), 7 end)))\n"
+        "print(pcall(core.fitting, function() error('its own', 0) end))\n"
+        "print(pcall(core.fitting, function() pcall(made, large) error('after it', 0) end))\n"
+        "sum(large)\n");
     process_result r = process_run(room, 1, "", "run fitting.lua --device cpu --memory 2MiB 2>&1");
-    process_expect(&r, "\n\nleft\tnil\n7\nfalse\tits own\n");
+    process_expect(&r, "\n\nleft\tnil\n7\nfalse\tits own\nfalse\tafter it\n");
     process_expect(&r, "fitting.lua:5: the program needs");
 }

@@ -22,8 +22,8 @@ const ml_plan *vm_program_plan(const vm_program *program) {
     return program->program ? ml_program_plan(program->program) : program->plan;
 }
 
-bool vm_program_fits(const vm_program *program) {
-    const ml_plan *plan = vm_program_plan(program);
+/* In memory, with what is beside it and what does its steps again. */
+static bool fits(const ml_plan *plan) {
     const int64_t limit = plan->target->memory_bytes;
     const bool repeats = !plan->may_overflow || plan->retry != NULL;
     return (limit <= 0 || plan->needed_bytes <= limit) && repeats;
@@ -584,7 +584,7 @@ static int program_cost(lua_State *L) {
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    lua_pushboolean(L, vm_program_fits(check_program(L)));
+    lua_pushboolean(L, fits(call.plan));
     return 3;
 }
 

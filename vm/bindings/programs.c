@@ -1,6 +1,8 @@
 /* Several programs in Lua: made together, and only where all of them fit in memory. */
 #include "vm/vm.h"
 
+#include <string.h>
+
 /* core.together(fn): makes the programs of fn, whose kernels are compiled at once. */
 static int core_together(lua_State *L) {
     ml_vm *vm = vm_of(L);
@@ -15,6 +17,18 @@ static int core_together(lua_State *L) {
     return lua_gettop(L);
 }
 
+/* Whether the error on top of the stack is that a plan does not fit. */
+static bool is_too_large(lua_State *L) {
+    const ml_error *last = ml_error_last();
+    const size_t length = strcspn(last->text, "\n");
+    char sentence[sizeof last->text];
+    memcpy(sentence, last->text, length);
+    sentence[length] = '\0';
+    const bool same = strstr(luaL_tolstring(L, -1, NULL), sentence) != NULL;
+    lua_pop(L, 1);
+    return same && last->status == ML_TOO_LARGE;
+}
+
 /* core.fitting(fn): what fn gives, which makes programs; nothing where it gives nothing or one of
  * them does not fit in memory, and then all that fn made are dropped. Ranks plan and drop alike. */
 static int core_fitting(lua_State *L) {
@@ -23,9 +37,8 @@ static int core_fitting(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs"); /* where nothing runs */
     lua_insert(L, 1);
     const lua_Integer before = (lua_Integer)lua_rawlen(L, 1);
-    *ml_error_last() = (ml_error){0};
     const int status = lua_pcall(L, 0, LUA_MULTRET, 0);
-    if (status != LUA_OK && ml_error_last()->status != ML_TOO_LARGE) return lua_error(L);
+    if (status != LUA_OK && !is_too_large(L)) return lua_error(L);
     if (status == LUA_OK && !lua_isnoneornil(L, 2)) return lua_gettop(L) - 1;
     for (lua_Integer i = (lua_Integer)lua_rawlen(L, 1); i > before; i--) {
         lua_pushnil(L);

@@ -4,7 +4,7 @@
 
 typedef struct {
     ml_ref one, other;
-    ml_ref user; /* what reads `one` */
+    ml_ref user; /* what reads `one`: a refusal names it */
 } pair;
 
 typedef struct {
@@ -12,14 +12,14 @@ typedef struct {
     const ml_apart *apart;
     int apart_count;
     ml_arena *arena;
-    bool *met; /* of nodes of the first trace */
-    ML_VEC(pair) left;
+    bool *visited; /* of nodes of the first trace */
+    ML_VEC(pair) stack;
 } walk;
 
-static void meet(walk *w, ml_ref one, ml_ref other, ml_ref user) {
-    if (one == other || one == 0 || other == 0 || w->met[one]) return;
-    w->met[one] = true;
-    *ML_PUSH(w->arena, &w->left) = (pair){one, other, user};
+static void visit(walk *w, ml_ref one, ml_ref other, ml_ref user) {
+    if (one == other || one == 0 || other == 0 || w->visited[one]) return;
+    w->visited[one] = true;
+    *ML_PUSH(w->arena, &w->stack) = (pair){one, other, user};
 }
 
 static bool keeps_apart(const walk *w, ml_ref n) {
@@ -34,29 +34,29 @@ static bool alike(const ml_graph *g, ml_ref a, ml_ref b) {
     return one->op != ML_OP_CONST || ml_graph_args(g, a)[0] == ml_graph_args(g, b)[0];
 }
 
-static void meet_sources(walk *w, const pair *p) {
+static void visit_sources(walk *w, const pair *p) {
     const int count = ml_graph_node(w->g, p->one)->source_count;
     for (int i = 0; i < count; i++)
-        meet(w, ml_graph_source(w->g, p->one, i), ml_graph_source(w->g, p->other, i), p->one);
+        visit(w, ml_graph_source(w->g, p->one, i), ml_graph_source(w->g, p->other, i), p->one);
     if (ml_graph_node(w->g, p->one)->op != ML_OP_ATTENTION) return;
     ml_attention_args one, other;
     ml_attention_read(w->g, p->one, &one);
     ml_attention_read(w->g, p->other, &other);
-    meet(w, one.score, other.score, p->one);
+    visit(w, one.score, other.score, p->one);
 }
 
 ml_ref ml_find_by_length(const ml_graph *g, const ml_ref *one, const ml_ref *other, int count,
                          const ml_apart *apart, int apart_count) {
     walk w = {.g = g, .apart = apart, .apart_count = apart_count, .arena = ml_arena_new()};
     if (!w.arena) ml_raise(ML_NO_MEMORY, "out of memory while a loss is looked at");
-    w.met = ML_NEW_ARRAY(w.arena, bool, ml_graph_count(g) + 1);
+    w.visited = ML_NEW_ARRAY(w.arena, bool, ml_graph_count(g) + 1);
     ml_ref found = 0;
-    for (int i = 0; i < count; i++) meet(&w, one[i], other[i], one[i]);
-    while (w.left.count > 0 && !found) {
-        const pair p = w.left.at[--w.left.count];
+    for (int i = 0; i < count; i++) visit(&w, one[i], other[i], one[i]);
+    while (w.stack.count > 0 && !found) {
+        const pair p = w.stack.at[--w.stack.count];
         const bool same = alike(g, p.one, p.other);
         if (same)
-            meet_sources(&w, &p);
+            visit_sources(&w, &p);
         else if (!keeps_apart(&w, p.one))
             found = p.user;
     }
