@@ -57,6 +57,10 @@ try("a score by a table", {}, function(x, q, self)
 end)
 try("the length of a row", {}, attended(function(y) return y * (1 / y:size "seq") end))
 try("an axis of windows", {}, attended(function(y) return y * m.ones { A.seq } end))
+try("a bound on the length of a row", {}, attended(function(y)
+  if y:size "seq" > A.seq.size then error "too long" end
+  return y
+end))
 try("a score by the length of a row", {}, function(x, q)
   return x + m.attention(q, q, q, { causal = true, score = function(s) return s * (1 / q:size "seq") end }):sum("heads", "head_dim")
 end)
