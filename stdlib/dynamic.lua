@@ -101,8 +101,8 @@ function dynamic.rows(o)
   return list
 end
 
--- Rows of at most `room` times a microbatch's tokens whose longest row of the largest groups fits in memory, those of the least predicted
--- time a token first, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
+-- Of ROOMS those whose longest row of the largest groups fits in memory, by the predicted time a token of that row, attention apart. These
+-- rows are planned and not made: a run then has the memory, and chooses as a check does.
 local function fitting_rooms(o, make)
   local costs, list = {}, {}
   for i, room in ipairs(ROOMS) do

@@ -240,9 +240,11 @@ function candidates.all(facts)
           local c = { mesh = sizes, layout = layout, options = values, accum = accum, precision = precision }
           local states, inputs = memory_parts(facts, c)
           c.least = states + (mesh.pp > 1 and KEPT * inputs or math.max(inputs, KEPT * inputs - HOST))
-          local to = states + inputs <= facts.memory and list or large
-          c.number = #to + 1
-          to[#to + 1] = c
+          local to = states + inputs <= facts.memory and list or #list == 0 and large
+          if to then
+            c.number = #to + 1
+            to[#to + 1] = c
+          end
         end
       end
     end)
@@ -254,7 +256,6 @@ function candidates.all(facts)
   end
   return list
 end
-
 
 ---The most promising ones, and those that need the least memory.
 ---@return table[]

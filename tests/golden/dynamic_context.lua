@@ -57,6 +57,8 @@ try("a score by a table", {}, function(x, q, self)
 end)
 try("the length of a row", {}, attended(function(y) return y * (1 / y:size "seq") end))
 try("an axis of windows", {}, attended(function(y) return y * m.ones { A.seq } end))
+try("a sum as long as a row", {}, attended(function(y) return y * (1e-3 * m.ones { m.axis("n", y:size "seq") }:sum()) end))
+try("the last of a row's places", {}, attended(function(y) return y * m.iota(m.axis("n", y:size "seq"), "f32"):max() end))
 try("a bound on the length of a row", {}, attended(function(y)
   if y:size "seq" > A.seq.size then error "too long" end
   return y
