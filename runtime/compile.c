@@ -19,6 +19,7 @@
 #include "runtime/graph/analysis.h"
 #include "runtime/passes/recompute_choose.h"
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/host_copies.h"
 #include "runtime/plan/log.h"
 #include "runtime/plan/plan_internal.h"
@@ -37,7 +38,8 @@ void ml_compile_gradients(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count
 static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
-        int64_t fields[4] = {storage->kind, storage->id, storage->bytes, storage->offset};
+        int64_t fields[5] = {storage->kind, storage->id, storage->bytes, storage->offset,
+                             storage->part_of};
         seed = ml_hash(fields, sizeof fields, seed);
     }
     for (uint32_t i = 0; i < s->steps.count; i++) {
@@ -45,6 +47,11 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
         size_t values = (size_t)(step->read_count + step->write_count);
         seed = ml_hash(&step->kind, sizeof step->kind, seed);
         seed = ml_hash(step->values, values * sizeof *step->values, seed);
+        if (step->kind == ML_STEP_COLLECTIVE) {
+            const ml_collective_step *c = step->collective;
+            int64_t fields[4] = {c->kind, c->mesh_axis, c->count, c->lead_order};
+            seed = ml_hash(fields, sizeof fields, seed);
+        }
         if (step->loop != NULL)
             seed = ml_hash(&step->loop->plan->hash, sizeof step->loop->plan->hash, seed);
         for (const ml_kernel *k = step->kernel; k != NULL; k = k->next) {
@@ -124,6 +131,7 @@ static void compile_steps(ml_plan *plan, bool overlap) {
     compile_loops(plan);
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
     log_steps(plan, "lower", "operators share kernels, values get storages");
+    plan_reduce_in_place(plan, overlap);
     if (overlap) {
         plan_overlap(plan);
         log_steps(plan, "overlap", "collectives run beside computation");
@@ -274,10 +282,11 @@ static bool overlaps(const ml_layout *layout, const ml_target *target,
                                        : options->overlap == ML_ALWAYS;
 }
 
-/* Temporaries of a sum of gradients, of which each rank holds a part of `sum` bytes. What ranks
- * have added up, over one mesh axis after another, is alive until the norm of all gradients is
- * known: `moment` bytes of it in the end. A reduce-scatter sends a copy where what each rank gets
- * is not in one piece: beside other work copies of many sums are alive. Returns what is alive. */
+/* Temporaries of a sum of gradients, of which each rank holds a part of `sum` bytes. Ranks add up
+ * where the sum is (reduce_in_place.c), but for what each gets not in one piece, or split over
+ * several mesh axes: that, `moment` bytes in the end, is alive until the norm of all gradients is
+ * known. A reduce-scatter sends a copy where what each rank gets is not in one piece: beside other
+ * work copies of many sums are alive. Returns what is alive. */
 static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_placements *to,
                            int64_t sum, int64_t moment, update_memory *needs) {
     const ml_layout *layout = plan->update_layout;
@@ -285,6 +294,7 @@ static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_
         ml_layout_place(layout, plan->graph, &state->type, state->kind, state->name);
     bool partial = false, pieces = false;
     int64_t part = sum, alive = 0;
+    int splits = 0;
     for (int i = 0; i < layout->count; i++) {
         if (from.over[i].kind != ML_PARTIAL_SUM) continue;
         partial = true;
@@ -292,8 +302,11 @@ static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_
         if (part < sum) alive += memory_padded(part);
         part /= layout->axis[i].size;
         pieces |= to->over[i].axis > 0;
+        splits++;
     }
-    if (!partial) return 0;
+    const bool uneven = state->type.rank > 0 && ml_layout_uneven(layout, &state->type, to, 0);
+    const bool in_place = !pieces && splits <= 1 && !uneven && part % ARENA_ALIGNMENT == 0;
+    if (!partial || (in_place && plan->pipeline == NULL)) return 0;
     alive += moment;
     needs->temporaries += alive;
     if (pieces && overlaps(layout, plan->target, plan->options))

@@ -43,7 +43,7 @@ end
 ---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
 ---times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows;
 ---`applies`: the programs of microbatches whose sums of gradients it applies to the parameters, with which it then writes what these
----programs cache of them;
+---programs cache of them; it leaves nothing in the sums, which the next step's first microbatch sets;
 ---`plan_only`: it is planned, which program:cost() takes, and not made: it takes no memory, and no check reports it;
 ---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own;
 ---`mixed`: true, or a program made with it: under pipeline stages the microbatches of a step may be of any of these programs, which

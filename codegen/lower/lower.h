@@ -29,6 +29,8 @@ typedef struct {
     uint32_t first, last; /* steps between which it is alive */
     int64_t offset;       /* bytes, in the arena, of HOST in the program's host memory; a multiple
                              of 256 */
+    int part_of; /* of a state's memory this rank's part, by its coordinate along mesh axis
+                    part_of - 1; 0: all of it */
 } ml_storage;
 
 typedef struct {
@@ -104,6 +106,10 @@ typedef struct {
     ml_combine combine; /* of those that reduce */
     uint32_t ticket;    /* 0: done when the next step begins */
     uint32_t launch;    /* those of different ones are not to be joined */
+    /* A sum of gradients in its own memory that leads: with a ticket it may start before the
+     * program does, once a microbatch's program has written the last term; those of lower numbers
+     * are final earlier. 0: it does not. */
+    uint32_t lead_order;
 } ml_collective_step;
 
 /* HOST_COPY: a whole temporary to a HOST storage (offloaded), or `back` to another temporary. It

@@ -40,8 +40,8 @@ INLINE uint16_t store_bf16(float value) {
         else                                                                                       \
             for (int i = 0; i < length; i++) sum[i] = SMALLER(sum[i], (TYPE)LOAD(source[i]));      \
     }                                                                                              \
-    INLINE void NAME##_block(const void *const *sources, int count, int64_t at,                    \
-                             MEMORY *restrict out, int length, ml_combine op) {                    \
+    INLINE void NAME##_block(const void *const *sources, int count, int64_t at, MEMORY *out,       \
+                             int length, ml_combine op) {                                          \
         TYPE sum[BLOCK];                                                                           \
         const MEMORY *first = (const MEMORY *)sources[0] + at;                                     \
         for (int i = 0; i < length; i++) sum[i] = LOAD(first[i]);                                  \

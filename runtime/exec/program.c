@@ -114,8 +114,45 @@ static void require_body(void *context) {
     ml_plan_require(call->program->plan, call->extra, &limit);
 }
 
+typedef struct {
+    const ml_program *program;
+    ml_arena *arena;
+    ML_VEC(uint32_t) ids;
+} sums_call;
+
+/* Sums of gradients that have no memory yet, each once. */
+static void sums_find(void *context) {
+    sums_call *call = context;
+    const ml_session *session = call->program->session;
+    bool *seen = ML_NEW_ARRAY(call->arena, bool, (size_t)session->state_count + 1);
+    const ml_plan *part;
+    for (int p = 0; (part = ml_plan_part(call->program->plan, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            const uint32_t id = s->storages.at[i].id;
+            if (s->storages.at[i].kind != ML_STORAGE_STATE || seen[id]) continue;
+            seen[id] = true;
+            if (ml_graph_state(session->graph, id)->kind != ML_STATE_GRADIENT) continue;
+            if (session->states[id].memory == NULL) *ML_PUSH(call->arena, &call->ids) = id;
+        }
+    }
+}
+
+static ml_status sums_allocate(ml_program *program) {
+    sums_call call = {program, ml_arena_new()};
+    if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
+    ml_status status = ml_protect(sums_find, &call);
+    if (status == ML_OK)
+        status = session_allocate_together(program->session, call.ids.at, (int)call.ids.count);
+    ml_arena_free(call.arena);
+    return status;
+}
+
 static ml_status states_allocate(ml_program *program) {
-    ml_status status = ML_OK;
+    const ml_plan *plan = program->plan;
+    const bool sums =
+        program->session->everyone != NULL && plan->roots.microbatches > 1 && !plan->pipeline;
+    ml_status status = sums ? sums_allocate(program) : ML_OK;
     const ml_plan *part;
     for (int p = 0; (part = ml_plan_part(program->plan, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
@@ -420,9 +457,18 @@ int ml_program_inputs(const ml_program *program, uint32_t *ids) {
 }
 
 /* ---- running ---- */
+/* Where this rank's part of a state's memory begins. */
+static int64_t part_begins(const ml_program *program, const ml_storage *storage) {
+    const ml_layout *layout = program->plan->layout;
+    if (storage->part_of == 0) return 0;
+    int64_t rank = session_rank_under(program->session, layout);
+    return ml_layout_coordinate(layout, rank, storage->part_of - 1) * storage->bytes;
+}
+
 void *program_address(const ml_program *program, const ml_storage *storage) {
     if (storage->kind == ML_STORAGE_STATE)
-        return (char *)program->session->states[storage->id].memory + storage->offset;
+        return (char *)program->session->states[storage->id].memory + storage->offset +
+               part_begins(program, storage);
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/pipeline/plan.h"
+#include "runtime/plan/arena_offsets.h"
 
 typedef struct {
     ml_graph *graph;
@@ -39,7 +40,7 @@ void ml_session_free(ml_session *session) {
     ml_device *device = session->device;
     if (device != NULL && device->ops->part != NULL) device->ops->part(device);
     for (uint32_t i = 0; i < session->state_count; i++) {
-        if (session->states[i].memory == NULL) continue;
+        if (session->states[i].memory == NULL || session->states[i].within) continue;
         session->device->ops->release(session->device, session->states[i].memory);
     }
     if (session->arena != NULL) session->device->ops->release(session->device, session->arena);
@@ -121,6 +122,37 @@ ml_status session_allocate(ml_session *session, uint32_t id) {
     ML_TRY(device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->states[id].memory));
     session->states[id].bytes = bytes;
     session->state_bytes += bytes;
+    return ML_OK;
+}
+
+static int64_t padded(int64_t bytes) {
+    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+}
+
+ml_status session_allocate_together(ml_session *session, const uint32_t *ids, int count) {
+    ml_type local;
+    ml_placements places;
+    int64_t all = 0;
+    void *memory = NULL;
+    ML_TRY(session_grow(session));
+    for (int i = 0; i < count; i++) {
+        session_state *state = &session->states[ids[i]];
+        ML_TRY(session_place(session, ids[i], &local, &places));
+        state->bytes = ml_type_bytes(&local);
+        if (state->bytes >= ARENA_ALIGNMENT) all += padded(state->bytes);
+    }
+    if (all == 0) return ML_OK;
+    ML_TRY(session->device->ops->allocate(session->device, all, &memory));
+    bool within = false;
+    for (int i = 0; i < count; i++) {
+        session_state *state = &session->states[ids[i]];
+        if (state->bytes < ARENA_ALIGNMENT) continue;
+        state->memory = memory;
+        state->within = within;
+        within = true;
+        memory = (char *)memory + padded(state->bytes);
+        session->state_bytes += state->bytes;
+    }
     return ML_OK;
 }
 
@@ -432,6 +464,8 @@ static bool program_reads(const ml_program *program, uint32_t state) {
 
 bool ml_session_free_state(ml_session *session, uint32_t state) {
     if (state >= session->state_count || session->states[state].memory == NULL) return false;
+    if (ml_graph_state(session->graph, state)->kind == ML_STATE_GRADIENT)
+        return false; /* its memory may be one with others' */
     for (const ml_program *p = session->programs; p != NULL; p = p->next)
         if (program_reads(p, state)) return false;
     session_lose(session, state);

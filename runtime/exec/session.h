@@ -10,6 +10,7 @@ typedef struct {
     bool initialized; /* holds its initial or a later value */
     bool lost;        /* held one, which a load has overwritten and not replaced */
     bool freed;       /* lost, with its memory: narrower states have its value */
+    bool within;      /* the memory is part of another state's allocation */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
     int holders;      /* of a cached parameter: the programs that hold it */
@@ -89,6 +90,9 @@ struct ml_program {
 ml_status session_grow(ml_session *session);
 /* Device memory for a state; done once. */
 ml_status session_allocate(ml_session *session, uint32_t state);
+/* Likewise of several that have none, in one allocation: other ranks then open one block to read
+ * them. Those of less than 256 bytes are left out. */
+ml_status session_allocate_together(ml_session *session, const uint32_t *ids, int count);
 /* The state has no value any more, nor will it get its initial one: what reads it fails, until it
  * is set as a whole. */
 void session_lose(ml_session *session, uint32_t state);

@@ -11,6 +11,9 @@
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
  *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for an
  *   idle stream;
+ * - before all else, from the last state to the first, as the backward pass ends with the first
+ *   layer, where it may lead (lower.h): beside the microbatch before, in launches of BUCKET
+ * seconds;
  * - else (gathered parameters) as late as possible, so that its results do not fill memory: while
  *   less than AHEAD_BYTES, or two of the largest, are unused, or when computation has reached it.
  * Every collective with computation between it and the first step that needs it gets a ticket and
@@ -25,6 +28,8 @@
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/due_list.h"
 #include "runtime/plan/plan_internal.h"
+
+#include <stdlib.h>
 
 /* Seconds. What is needed later than LATER waits for others to be one launch: gradients of weights,
  * but not what the next part of a layer, which may be several products away, is made of. */
@@ -91,6 +96,10 @@ static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
  * start on, so it starts as late as its users allow; others start as soon as they can. */
 static bool grows(const overlap *o, uint32_t step) {
     return o->marks[step] & GROWS;
+}
+
+static bool leads(const overlap *o, uint32_t t) {
+    return is_collective(o, t) && o->s->steps.at[t].collective->lead_order != 0;
 }
 
 /* ---- Times ---- */
@@ -180,6 +189,7 @@ static void eager_push(overlap *o, uint32_t t) {
 }
 
 static void ready(overlap *o, uint32_t t) {
+    if (leads(o, t)) return; /* lead_axis has it */
     if (o->comm_copy[t]) *ML_PUSH(o->scratch, &o->copies_ready) = t;
     if (o->gather_copy[t]) early_push(o, t);
     if (!is_collective(o, t)) return;
@@ -439,9 +449,69 @@ static double next_event(const overlap *o) {
     return when;
 }
 
+/* A launch of what leads, then one of those that only waited for these, along another mesh axis. */
+static void lead(overlap *o, step_list *list) {
+    while (list->count > 0) {
+        uint32_t following = 0;
+        int last = -1;
+        for (uint32_t i = 0; i < list->count; i++) {
+            const uint32_t t = list->at[i];
+            const int axis = o->s->steps.at[t].collective->mesh_axis;
+            if (axis != last) o->group_count++;
+            last = axis;
+            o->group[t] = o->group_count;
+            o->user[t] = o->count; /* what it makes takes no memory */
+            append(o, t, 0);
+            for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++) {
+                const uint32_t to = o->after.edge[e];
+                if (leads(o, to) && o->waiting[to] == 0) list->at[following++] = to;
+            }
+        }
+        list->count = following;
+    }
+}
+
+static int order_of(const void *a, const void *b) {
+    const uint64_t one = *(const uint64_t *)a, other = *(const uint64_t *)b;
+    return one < other ? -1 : one > other;
+}
+
+/* Bytes of the next launch: of all an eighth at most, so that the first one starts soon, and a
+ * third of what is left, as nothing runs beside the last one. */
+static double lead_bytes(const overlap *o, int axis, double all, double left) {
+    double bytes = all / 8 < left / 3 ? all / 8 : left / 3;
+    return bytes > o->bucket[axis] ? bytes : o->bucket[axis];
+}
+
+static void lead_axis(overlap *o, int axis) {
+    step_list list = {0};
+    ML_VEC(uint64_t) order = {0};
+    double all = 0, done = 0, bytes = 0;
+    for (uint32_t t = 0; t < o->count; t++) {
+        if (!leads(o, t) || o->before.first[t] != o->before.first[t + 1]) continue;
+        const ml_collective_step *c = o->s->steps.at[t].collective;
+        if (c->mesh_axis != axis) continue;
+        *ML_PUSH(o->scratch, &order) = (uint64_t)c->lead_order << 32 | t;
+        all += ml_step_sent(c);
+    }
+    if (order.count > 0) qsort(order.at, order.count, sizeof *order.at, order_of);
+    for (uint32_t i = 0; i < order.count; i++) {
+        const uint32_t t = (uint32_t)order.at[i];
+        const double sent = ml_step_sent(o->s->steps.at[t].collective);
+        *ML_PUSH(o->scratch, &list) = t;
+        bytes += sent;
+        done += sent;
+        if (bytes < lead_bytes(o, axis, all, all - done)) continue;
+        lead(o, &list);
+        bytes = 0;
+    }
+    lead(o, &list);
+}
+
 static void simulate(overlap *o) {
     for (uint32_t t = 0; t < o->count; t++)
         if (o->waiting[t] == 0) ready(o, t);
+    for (int i = 0; i < o->layout->count; i++) lead_axis(o, i);
     while (o->placed_count < o->count) {
         start_eager(o);
         start_early(o, false);

@@ -43,7 +43,7 @@ static void positions_find(const overlap_order *o, waits *w) {
     }
 }
 
-/* Collectives of one launch are waited for one by one, or none is. */
+/* Collectives of one launch are waited for one by one, or none is; those that lead always are. */
 static void waits_find(const overlap_order *o, waits *w) {
     positions_find(o, w);
     w->wait_at = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
@@ -53,7 +53,7 @@ static void waits_find(const overlap_order *o, waits *w) {
         if (!is_collective(o, t)) continue;
         w->wait_at[t] = first_user(o, t, w);
         bool computes = w->computes[w->position[t] + 1] < w->wait_at[t];
-        if (computes) beside[o->group[t]] = true;
+        if (computes || o->s->steps.at[t].collective->lead_order != 0) beside[o->group[t]] = true;
     }
     for (uint32_t t = 0; t < o->count; t++)
         if (is_collective(o, t) && !beside[o->group[t]]) w->wait_at[t] = NONE;

@@ -31,10 +31,17 @@ void plan_graph_set(ml_plan *plan, ml_graph *graph);
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 
 /* ---- step_seconds.c */
+/* Whether the ranks along a mesh axis are on one host. */
+bool plan_within_host(const ml_layout *layout, const ml_target *target, int axis);
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);
+
+/* ---- reduce_in_place.c */
+/* Of a program that applies sums of gradients: ranks add these up in the states' own memory, which
+ * nothing reads after it; where collectives run beside computation, they may lead (lower.h). */
+void plan_reduce_in_place(ml_plan *plan, bool overlap);
 
 /* ---- overlap.c */
 /* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */

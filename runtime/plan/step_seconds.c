@@ -3,13 +3,16 @@
 #include "runtime/base/machine.h"
 #include "runtime/plan/plan_internal.h"
 
-double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
-    const ml_machine *m = &ml_machine_planned;
+bool plan_within_host(const ml_layout *layout, const ml_target *target, int axis) {
     int64_t span = 1;
     for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
-    int host = target->host_ranks > 0 ? target->host_ranks : m->host_gpus;
+    return span <= (target->host_ranks > 0 ? target->host_ranks : ml_machine_planned.host_gpus);
+}
+
+double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
+    const ml_machine *m = &ml_machine_planned;
     double link = target->link_bytes > 0 ? (double)target->link_bytes : m->link_bytes;
-    return span > host ? m->network_bytes : m->link_share * link;
+    return plan_within_host(layout, target, axis) ? m->link_share * link : m->network_bytes;
 }
 
 static double loop_seconds(const ml_loop *loop, const ml_layout *layout) {

@@ -3,7 +3,8 @@
  * Computation is one stream, and each mesh axis has one of its own for its collectives, as
  * plan/overlap.c assumes. A collective with a ticket runs beside the steps that follow until its
  * WAIT; beside it computation takes longer, by beside_share, for its bytes pass the same memory,
- * and so does the collective, by beside_link; what is left of it at its WAIT runs alone. */
+ * and so does the collective, by beside_link; what is left of it at its WAIT runs alone. Where
+ * collectives lead, the plan begins at the time 0, and they before it. */
 #include <math.h>
 
 #include "runtime/base/machine.h"
@@ -19,6 +20,8 @@ typedef struct {
      * computation beside them all that time; and how much earlier it is because there was none. */
     double now, stream[ML_MAX_MESH], *end, early[ML_MAX_MESH];
     double host[2], *host_end; /* of copies to the host and back */
+    double *final;             /* by state: when its sum of gradients was last written */
+    bool sends;                /* the microbatch before has collectives of its own */
     ml_prediction *out;
 } replay;
 
@@ -56,6 +59,23 @@ static void collective(replay *r, const ml_collective_step *c, uint32_t launch) 
     r->out->sent += seconds;
 }
 
+/* One that leads, beside the microbatch before the plan, which takes longer for it. */
+static void leading(replay *r, const ml_step *step, uint32_t launch) {
+    const ml_collective_step *c = step->collective;
+    const ml_storage *sum = &r->s->storages.at[r->s->values.at[step->values[0]].storage];
+    double *stream = &r->stream[c->mesh_axis], *final = &r->final[sum->id];
+    double seconds = predict_collective(r->by->rates, r->s->target, r->layout, c->mesh_axis,
+                                        c->ranks, ml_step_sent(c), c->launch != launch) /
+                     beside_link(r);
+    double begin = *stream > *final ? *stream : *final;
+    if (r->sends && predict_leaves_host(r->by->rates, r->s->target, r->layout, c->mesh_axis))
+        begin = begin > 0 ? begin : 0; /* NCCL's are not beside other NCCL's */
+    const double hidden = fmin(begin + seconds, 0) - fmin(begin, 0);
+    r->end[c->ticket] = *stream = *final = begin + seconds;
+    r->now += hidden * (1 - 1 / (1 + r->by->rates->beside_share));
+    r->out->sent += seconds;
+}
+
 /* A copy between the device and the host, in the stream of its direction. */
 static void host_copy(replay *r, const ml_host_copy *c) {
     double *stream = &r->host[c->back];
@@ -88,34 +108,83 @@ static void compute(replay *r, uint32_t at) {
     r->out->busy[kind] += seconds;
 }
 
-static void replay_part(const predict_basis *by, const ml_plan *part, ml_arena *arena,
-                        ml_prediction *out) {
+static void replay_step(replay *r, uint32_t i, uint32_t *launch) {
+    const ml_step *step = &r->s->steps.at[i];
+    if (step->kind == ML_STEP_COLLECTIVE) {
+        const ml_collective_step *c = step->collective;
+        if (c->lead_order != 0 && c->ticket != 0 && r->by->before)
+            leading(r, step, *launch);
+        else
+            collective(r, c, *launch);
+        *launch = c->launch;
+    } else if (step->kind == ML_STEP_WAIT) {
+        if (step->host_copy)
+            wait_until(r, r->host_end[step->host_copy->ticket], &r->out->held);
+        else
+            wait_for(r, step->collective->mesh_axis, r->end[step->collective->ticket]);
+    } else if (step->kind == ML_STEP_HOST_COPY) {
+        host_copy(r, step->host_copy);
+    } else {
+        compute(r, i);
+    }
+}
+
+static bool is_sum(const ml_schedule *s, const ml_storage *storage) {
+    return storage->kind == ML_STORAGE_STATE &&
+           ml_graph_state(s->graph, storage->id)->kind == ML_STATE_GRADIENT;
+}
+
+/* Sums that the step writes are final now, unless a later one writes them. */
+static void sums_note(replay *r, const ml_step *step) {
+    for (int w = 0; w < step->write_count; w++) {
+        const uint32_t value = step->values[step->read_count + w];
+        const ml_storage *storage = &r->s->storages.at[r->s->values.at[value].storage];
+        if (is_sum(r->s, storage)) r->final[storage->id] = r->now;
+    }
+}
+
+static void replay_begin(replay *r, const predict_basis *by, const ml_plan *part, ml_arena *arena,
+                         ml_prediction *out) {
     const ml_schedule *s = part->schedule;
-    uint32_t tickets = 0, launch = 0, copies = 0;
+    uint32_t tickets = 0, copies = 0;
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_collective_step *c = s->steps.at[i].collective;
         if (c && c->ticket > tickets) tickets = c->ticket;
         copies += s->steps.at[i].kind == ML_STEP_HOST_COPY;
     }
-    replay r = {.by = by, .s = s, .layout = part->layout, .out = out};
-    r.end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
-    r.host_end = ML_NEW_ARRAY(arena, double, (size_t)copies + 1);
-    for (uint32_t i = 0; i < s->steps.count; i++) {
-        const ml_step *step = &s->steps.at[i];
-        if (step->kind == ML_STEP_COLLECTIVE) {
-            collective(&r, step->collective, launch);
-            launch = step->collective->launch;
-        } else if (step->kind == ML_STEP_WAIT) {
-            if (step->host_copy)
-                wait_until(&r, r.host_end[step->host_copy->ticket], &out->held);
-            else
-                wait_for(&r, step->collective->mesh_axis, r.end[step->collective->ticket]);
-        } else if (step->kind == ML_STEP_HOST_COPY) {
-            host_copy(&r, step->host_copy);
-        } else {
-            compute(&r, i);
-        }
+    *r = (replay){.by = by, .s = s, .layout = part->layout, .out = out};
+    r->end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
+    r->host_end = ML_NEW_ARRAY(arena, double, (size_t)copies + 1);
+    r->final = ML_NEW_ARRAY(arena, double, (size_t)ml_graph_state_count(s->graph) + 1);
+}
+
+/* How long before its end a microbatch's program has written each sum for the last time. */
+static void replay_sums(const predict_basis *by, const ml_plan *microbatch, ml_arena *arena,
+                        replay *r) {
+    const uint32_t states = ml_graph_state_count(r->s->graph);
+    ml_prediction unused = {0};
+    predict_basis alone = *by;
+    alone.before = NULL;
+    replay m;
+    uint32_t launch = 0;
+    replay_begin(&m, &alone, microbatch, arena, &unused);
+    for (uint32_t i = 0; i < m.s->steps.count; i++) {
+        replay_step(&m, i, &launch);
+        r->sends |= m.s->steps.at[i].kind == ML_STEP_COLLECTIVE;
+        sums_note(&m, &m.s->steps.at[i]);
     }
+    for (uint32_t i = 0; i < states && i < ml_graph_state_count(m.s->graph); i++)
+        r->final[i] = m.final[i] > 0 ? m.final[i] - m.now : 0;
+    for (int i = 0; i < ML_MAX_MESH; i++) r->stream[i] = m.stream[i] - m.early[i] - m.now;
+}
+
+static void replay_part(const predict_basis *by, const ml_plan *part, ml_arena *arena,
+                        ml_prediction *out) {
+    replay r;
+    uint32_t launch = 0;
+    replay_begin(&r, by, part, arena, out);
+    if (by->before && by->before->schedule) replay_sums(by, by->before, arena, &r);
+    for (uint32_t i = 0; i < r.s->steps.count; i++) replay_step(&r, i, &launch);
     for (int i = 0; i < ML_MAX_MESH; i++) wait_for(&r, i, r.stream[i]);
     out->seconds += r.now;
 }

@@ -40,16 +40,22 @@ typedef struct predict_products {
 } predict_products;
 
 /* By what times are predicted. `rows`: those of a program, whose attention keeps the sequences of a
- * row apart; NULL: each row is one. `products` NULL: none was timed. */
+ * row apart; NULL: each row is one. `products` NULL: none was timed. `before`: of a program that
+ * applies sums of gradients the one of the microbatch before it, beside which collectives may lead;
+ * NULL: they start with the program. */
 typedef struct {
     const ml_rates *rates;
     ml_sequence_rows *rows;
     predict_products *products;
+    const ml_plan *before;
 } predict_basis;
 
 /* A step alone; *kind (NULL: not asked) becomes what bounds it. A WAIT takes no time. */
 double predict_step(const predict_basis *by, const ml_schedule *s, const ml_layout *layout,
                     uint32_t step, predict_kind *kind);
+/* Whether ranks along a mesh axis are on several hosts. */
+bool predict_leaves_host(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
+                         int axis);
 /* Bytes that leave a rank in a collective over mesh axis `axis`, `begins` a launch of their own. */
 double predict_collective(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
                           int axis, int64_t ranks, double bytes, bool begins);

@@ -186,13 +186,19 @@ static double loop_seconds(const predict_basis *by, const ml_loop *loop) {
 }
 
 /* ---- Collectives ---- */
+bool predict_leaves_host(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
+                         int axis) {
+    int64_t span = 1;
+    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
+    return span > (target->host_ranks > 0 ? target->host_ranks : rates->host_ranks);
+}
+
 double predict_collective(const ml_rates *rates, const ml_target *target, const ml_layout *layout,
                           int axis, int64_t ranks, double bytes, bool begins) {
-    int64_t span = 1, stride = 1;
-    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
+    int64_t stride = 1;
     for (int i = axis + 1; i < layout->count; i++) stride *= layout->axis[i].size;
     int64_t host = target->host_ranks > 0 ? target->host_ranks : rates->host_ranks;
-    bool beyond = span > host;
+    const bool beyond = predict_leaves_host(rates, target, layout, axis);
     /* Of those along the axis, neighbours within a host pass data on by its links. */
     int64_t inside = stride < host ? host / stride : 1, hosts = beyond ? ranks / inside : 1;
     if (hosts < 1) hosts = 1;

@@ -6,7 +6,8 @@
 #   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda -n 2 --mesh dp=2 ...
 # There are EMULATOR_GPUS of them (8). Threads of a block are fibers; kernels are compiled by the C++ compiler, products are by definition,
 # and cuDNN is absent, so attention runs on mlua's own kernels. It finds wrong indices, missing
-# barriers, reads of what nobody wrote and, with EMULATOR_BACKWARDS=1, an order that matters. It says
+# barriers, reads of what nobody wrote and, with EMULATOR_BACKWARDS=1, an order that matters; streams do their work as late as
+# they may, the first one as soon as it may, with EMULATOR_EARLY=1 the other way round. It says
 # nothing about speed. Needs the CUDA toolkit's headers and a C++ compiler. B is the build folder.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

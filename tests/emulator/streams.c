@@ -4,8 +4,9 @@
  * A stream is a queue of work. The first stream of a process does its work as soon as it may; the
  * others do theirs as late as is allowed: when somebody waits for an event behind it, asks for it,
  * or nothing else can go on. So a missing wait is seen: what it should have waited for is not there
- * yet, or works with memory that others have written since. A thread makes all of it continue
- * while the process itself does something else for long. */
+ * yet, or works with memory that others have written since. With EMULATOR_EARLY=1 the first one is
+ * late instead, and the others are not. A thread makes all of it continue while the process itself
+ * does something else for long. */
 #include <cuda.h>
 
 #include <pthread.h>
@@ -245,9 +246,23 @@ CUresult cuEventDestroy(CUevent e) {
 CUresult cuEventRecord(CUevent e, CUstream s) {
     return record((event *)e, stream_of(s));
 }
+/* In a capture: of an event that others wait for, or record, outside of the graph. */
+static CUresult external(stream *s, event *e, int (*marker)(void *)) {
+    if (!capturing) return CUDA_ERROR_INVALID_VALUE;
+    if (s != capturing && !s->forked) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    event_work *w = malloc(sizeof *w);
+    *w = (event_work){e, s};
+    if (marker == note_marker) e->recorded_in_capture = 0;
+    record_entry(s, (work){marker, w});
+    return CUDA_SUCCESS;
+}
+CUresult cuEventRecordWithFlags(CUevent e, CUstream s, unsigned flags) {
+    if (!(flags & CU_EVENT_RECORD_EXTERNAL)) return record((event *)e, stream_of(s));
+    return external(stream_of(s), (event *)e, note_marker);
+}
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
-    (void)flags;
-    return wait_event(stream_of(s), (event *)e);
+    if (!(flags & CU_EVENT_WAIT_EXTERNAL)) return wait_event(stream_of(s), (event *)e);
+    return external(stream_of(s), (event *)e, wait_marker);
 }
 CUresult cuEventSynchronize(CUevent handle) {
     const event *e = (const event *)handle;
@@ -282,7 +297,7 @@ CUresult cuStreamCreate(CUstream *result, unsigned flags) {
     static pthread_t thread;
     if (!thread) pthread_create(&thread, NULL, keep_going, NULL);
     streams[i].used = 1;
-    streams[i].late = i > 0;
+    streams[i].late = (i > 0) != (getenv("EMULATOR_EARLY") != NULL);
     *result = (CUstream)&streams[i];
     return CUDA_SUCCESS;
 }

@@ -114,6 +114,29 @@ TEST(gpu_ranks, graphs_or_streams) {
     process_in_room(gpu_ranks_graphs);
 }
 
+/* Sums of gradients over ranks beside the last microbatch, whose program is on streams or one
+ * graph: over one mesh axis or two, by all-reduce or to each rank's part. */
+static void gpu_ranks_leading(process_room *room) {
+    static const char *const layouts[] = {"dp=2 --layout zero=false", "dp=2 --layout zero=true",
+                                          "dp=2,tp=2 --layout zero=true",
+                                          "dp=2,cp=2 --layout zero=false"};
+    gpu_need(2);
+    learned one = train(room, 1, "MLUA_VERIFY=1", "accum=4");
+    for (int i = 0; i < 8; i++) {
+        const char *output = compare_under(
+            room,
+            ml_arena_format(room->arena, "MLUA_DEBUG=1 EMULATOR_EARLY=1 MLUA_GRAPHS=%d", i % 2),
+            &one, i < 4 ? 2 : 4, ml_arena_format(room->arena, "accum=4 --mesh %s", layouts[i / 2]));
+        EXPECT(!*output || strstr(output, "begin beside the run before: yes"), "none lead with %s",
+               layouts[i / 2]);
+    }
+    compare_under(room, "MLUA_PEER=0 EMULATOR_EARLY=1", &one, 2,
+                  "accum=4 --mesh dp=2 --layout zero=false");
+}
+TEST(gpu_ranks, leading) {
+    process_in_room(gpu_ranks_leading);
+}
+
 /* One of those that copy dies, along one mesh axis or two: the others do not wait for it for ever.
  */
 static void gpu_ranks_copies_fault(process_room *room) {

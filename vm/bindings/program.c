@@ -550,7 +550,7 @@ static int program_plan(lua_State *L) {
 }
 
 typedef struct {
-    const ml_plan *plan;
+    const ml_plan *plan, *before;
     const ml_rates *rates;
     double seconds, attention;
 } cost_call;
@@ -560,8 +560,10 @@ static void predict_cost(void *argument) {
     cost_call *call = argument;
     ml_sequence_rows none = {0};
     ml_prediction whole, rest;
-    predict_microbatch(&(predict_basis){.rates = call->rates}, call->plan, &whole);
-    predict_microbatch(&(predict_basis){.rates = call->rates, .rows = &none}, call->plan, &rest);
+    predict_basis by = {.rates = call->rates, .before = call->before};
+    predict_microbatch(&by, call->plan, &whole);
+    by.rows = &none;
+    predict_microbatch(&by, call->plan, &rest);
     call->seconds = whole.seconds;
     call->attention = whole.seconds - rest.seconds;
 }
@@ -579,6 +581,8 @@ static int program_cost(lua_State *L) {
     const char *gpu = luaL_optstring(L, 2, "h100");
     cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
+    const vm_program *before = vm_to_program(L, 3);
+    call.before = before ? vm_program_plan(before) : NULL;
     vm_protect(L, predict_cost, &call);
     double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;

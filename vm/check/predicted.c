@@ -36,7 +36,7 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
 typedef struct {
     const ml_rates *rates;
     predict_products *products;
-    const ml_plan *plan;
+    const ml_plan *plan, *before;
     const vm_host *documents; /* NULL: each row is one */
     ml_arena *arena;
     ml_prediction one;
@@ -46,7 +46,7 @@ static void predict(void *argument) {
     predict_call *call = argument;
     const vm_host *h = call->documents;
     ml_sequence_rows rows;
-    predict_basis by = {call->rates, h ? &rows : NULL, call->products};
+    predict_basis by = {call->rates, h ? &rows : NULL, call->products, call->before};
     if (h) ml_sequence_rows_read(call->arena, h->data, h->dims[0], h->dims[1], &rows);
     predict_plan(&by, call->plan, &call->one);
 }
@@ -54,6 +54,7 @@ static void predict(void *argument) {
 static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double times) {
     call->rates = &p->rates;
     call->products = p->products;
+    call->before = p->microbatch;
     call->arena = ml_arena_new();
     ml_status status = call->arena ? ml_protect(predict, call)
                                    : ml_fail(ML_NO_MEMORY, "not enough host memory to predict");
@@ -63,6 +64,7 @@ static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double t
     ml_arena_free(call->arena);
     vm_check(L, status);
     predict_add(&p->step, &call->one, times);
+    if (call->plan->roots.microbatches > 1) p->microbatch = call->plan;
 }
 
 void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double times) {

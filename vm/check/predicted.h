@@ -12,6 +12,7 @@ typedef struct {
     bool known;                 /* the device's rates are */
     ml_rates rates;             /* of a rank */
     predict_products *products; /* that were timed; NULL: none */
+    const ml_plan *microbatch;  /* whose runs were added last; NULL: none's */
     double peak_flops;          /* of the device's data sheet, a second; 0: unknown */
     const char *source;  /* of the rates: "the table of an h200", "measured here 2026-11-26" */
     const char *lengths; /* which documents attention is predicted by, in words; NULL: none */

@@ -114,8 +114,18 @@ static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count
     return status == ML_OK ? ended : status;
 }
 
+/* Before a collective that does not lead: behind those of its axis that do, which a graph has not
+ * on its streams. */
+static ml_status await_leading(const ml_executable *e, int axis, CUstream stream) {
+    if (!e->led || e->last_lead[axis] == 0) return ML_OK;
+    CUDA_TRY(cuStreamWaitEvent(stream, e->tickets[e->tickets[e->last_lead[axis]].first].done,
+                               e->captures ? CU_EVENT_WAIT_EXTERNAL : CU_EVENT_WAIT_DEFAULT));
+    return ML_OK;
+}
+
 static ml_status enqueue_here(ml_executable *e, const cuda_step *step, uint32_t count) {
     CUstream stream = e->device->stream;
+    ML_TRY(await_leading(e, step->step->collective->mesh_axis, stream));
     ML_TRY(cuda_time_begins(e, step, stream));
     ML_TRY(enqueue(e, step, count, true, stream));
     return cuda_time_ends(e, step, stream);
@@ -133,8 +143,15 @@ ml_status cuda_collect_group(ml_executable *e, const cuda_step *step) {
     CUstream stream = cuda_nccl_axis_stream(d, first->mesh_axis);
     cuda_ticket *ticket = &e->tickets[first->ticket];
     ticket->waited = false;
+    if (e->led && first->lead_order != 0) return ML_OK;
     CUDA_TRY(cuEventRecord(ticket->ready, d->stream));
     CUDA_TRY(cuStreamWaitEvent(stream, ticket->ready, 0));
+    ML_TRY(await_leading(e, first->mesh_axis, stream));
+    return cuda_collect_beside(e, step, stream);
+}
+
+ml_status cuda_collect_beside(ml_executable *e, const cuda_step *step, CUstream stream) {
+    cuda_ticket *ticket = &e->tickets[step->step->collective->ticket];
     ML_TRY(cuda_time_begins(e, step, stream));
     ML_TRY(enqueue(e, step, step->group, false, stream));
     ML_TRY(cuda_ce_enqueue(e, step, step->group, stream));
@@ -147,7 +164,9 @@ ml_status cuda_collect_wait(ml_executable *e, const cuda_step *step) {
     cuda_ticket *ticket = &e->tickets[e->tickets[step->step->collective->ticket].first];
     if (ticket->waited) return ML_OK;
     ticket->waited = true;
-    CUDA_TRY(cuStreamWaitEvent(e->device->stream, ticket->done, 0));
+    const bool outside = e->captures && e->led && step->step->collective->lead_order != 0;
+    CUDA_TRY(cuStreamWaitEvent(e->device->stream, ticket->done,
+                               outside ? CU_EVENT_WAIT_EXTERNAL : CU_EVENT_WAIT_DEFAULT));
     return ML_OK;
 }
 #endif

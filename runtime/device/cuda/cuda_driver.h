@@ -34,7 +34,7 @@
 #define CUDA_OPTIONAL_CALLS(X)                                                                     \
     X(cuTensorMapEncodeTiled) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)    \
     X(cuMemGetAddressRange) X(cuStreamWriteValue32) X(cuStreamWaitValue32) X(cuStreamBatchMemOp)   \
-    X(cuDeviceGetP2PAttribute) X(cuLaunchKernelEx)
+    X(cuDeviceGetP2PAttribute) X(cuLaunchKernelEx) X(cuEventRecordWithFlags)
 /* clang-format on */
 
 typedef struct {

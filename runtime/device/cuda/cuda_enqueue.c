@@ -109,6 +109,7 @@ static ml_status enqueue_timed(ml_executable *e, const cuda_step *step) {
 }
 
 ml_status cuda_enqueue_all(ml_executable *e) {
+    uint32_t next_mark = 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
         if (step->step->kind == ML_STEP_COLLECTIVE)
@@ -121,6 +122,7 @@ ml_status cuda_enqueue_all(ml_executable *e) {
             ML_TRY(cuda_collect_wait(e, step));
         else
             ML_TRY(enqueue_timed(e, step));
+        ML_TRY(cuda_lead_mark(e, i, &next_mark));
     }
     cuda_doing(NULL);
     return ML_OK;
@@ -144,7 +146,9 @@ static ml_status capture(ml_executable *e) {
     CUstream stream = e->device->stream;
     ML_TRY(check_size(e));
     CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    e->captures = e->led = true;
     ml_status status = cuda_enqueue_all(e);
+    e->captures = e->led = false;
     CUresult result = cuda.cuStreamEndCapture(stream, &graph);
     if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
     if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&whole, graph, 0));
@@ -198,10 +202,16 @@ ml_status cuda_graph_capture(ml_executable *e) {
 
 ml_status cuda_run_plain(ml_executable *e) {
     if (!e->graph && e->runs > 1 && !e->graph_refused) ML_TRY(cuda_graph_capture(e));
-    if (!e->graph) return cuda_enqueue_all(e);
-    cuda_doing("the replay of the step");
-    CUDA_TRY(cuGraphLaunch(e->graph, e->device->stream));
+    ML_TRY(cuda_lead_start(e));
+    e->led = e->leads;
+    if (e->graph) {
+        cuda_doing("the replay of the step");
+        CUDA_TRY(cuGraphLaunch(e->graph, e->device->stream));
+    } else {
+        ML_TRY(cuda_enqueue_all(e));
+    }
     cuda_doing(NULL);
+    if (e->marks.count > 0) e->device->marked = e;
     return ML_OK;
 }
 #endif

@@ -301,6 +301,7 @@ static void load_body(void *argument) {
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].step->kind == ML_STEP_LOOP) cuda_loop_load(e, &e->steps[i]);
     cuda_collect_load(e);
+    cuda_lead_load(e);
     cuda_host_copy_load(e);
     int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -399,6 +400,7 @@ void cuda_unload(ml_executable *e) {
     cuda_graph_forget(e);
     cuda_times_forget(e);
     cuda_collect_unload(e);
+    cuda_lead_unload(e);
     cuda_host_copy_unload(e);
     cuda_ce_unbind(e);
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -494,6 +496,9 @@ ml_status cuda_run(ml_executable *e) {
     if (e->workspace_generation != e->device->workspace_generation)
         ML_TRY(cuda_bind(e, e->addresses));
     e->runs++;
+    e->behind = e->device->marked;
+    e->device->marked = NULL;
+    e->led = false;
     if (e->device->nccl) cuda_note_run(e);
     if (e->checker) return cuda_run_checked(e);
     ml_run_mode mode = ml_profile_mode(e->device->base.profile);

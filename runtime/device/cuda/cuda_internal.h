@@ -78,6 +78,8 @@ typedef struct cuda_device {
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
     uint32_t opened_count, opened_generation;
+    const ml_executable
+        *marked; /* whose marks say when sums of gradients are final; NULL: none's */
     bool parted; /* from the other ranks: none of their memory is open any more */
 } cuda_device;
 
@@ -146,7 +148,9 @@ typedef struct {
     void **pointers;           /* by the step's values */
     struct cuda_loop *loop;    /* of a recurrence that is no kernel */
     struct cuda_ce_step *ce;   /* of a collective that copies; NULL: NCCL has it */
-    uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
+    uint32_t leader; /* ticket of the one that leads and whose result this one, which leads too,
+                        reads; 0: none */
+    uint32_t group;  /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
 
 /* Loops (cuda_loop.c): the body is an executable, whose steps are put on the stream for each
@@ -178,6 +182,12 @@ typedef struct {
     uint32_t first; /* ticket of its group: that one's events serve */
 } cuda_ticket;
 
+/* Behind the step all sums of gradients are final that were last written up to it. */
+typedef struct {
+    uint32_t step;
+    CUevent event;
+} cuda_sum_mark;
+
 struct ml_executable {
     cuda_device *device;
     const ml_plan *plan;
@@ -197,6 +207,14 @@ struct ml_executable {
     uint32_t opened_count, opened_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
+    bool captures;                   /* its steps are being captured */
+    bool leads;                      /* some collectives lead (cuda_lead.c), */
+    uint32_t last_lead[ML_MAX_MESH]; /* of these, by mesh axis: the last one's ticket */
+    const ml_executable *behind;     /* the run before, if it has marks */
+    bool led;                        /* and those of the present run have been started */
+    ML_VEC(cuda_sum_mark) marks;     /* of a program that writes sums of gradients */
+    const uint32_t *sum_marks;       /* by state, below sum_count: the mark behind its last write */
+    uint32_t sum_count;
     bool launched; /* something of the present run is on the stream */
     uint64_t runs;
     ml_checker *checker;          /* where MLUA_CHECK asks for one */
@@ -222,6 +240,14 @@ void cuda_collect_unload(ml_executable *executable);
 /* The group that begins with this step. */
 ml_status cuda_collect_group(ml_executable *executable, const cuda_step *step);
 ml_status cuda_collect_wait(ml_executable *executable, const cuda_step *step);
+/* The group on the stream, and its ticket's event: what it waits for is waited for. */
+ml_status cuda_collect_beside(ml_executable *executable, const cuda_step *step, CUstream stream);
+/* Collectives that lead (cuda_lead.c). Finds marks, or whether there are such; start: puts them on
+ * their streams, before the run; mark: behind a step on the device's stream, *next counts marks. */
+void cuda_lead_load(ml_executable *executable); /* raises */
+void cuda_lead_unload(ml_executable *executable);
+ml_status cuda_lead_start(ml_executable *executable);
+ml_status cuda_lead_mark(const ml_executable *executable, uint32_t step, uint32_t *next);
 /* Each of `count` values becomes the smallest of the ranks with which this executable has
  * collectives, and of those with which these have some. */
 ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t count);
