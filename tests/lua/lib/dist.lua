@@ -83,6 +83,24 @@ local function tell(list, parameters)
   known:close()
 end
 
+-- Calls `before` when the program that applies the sums starts for the first time, which leaves nothing in them.
+local function before_update(before)
+  local step = require "mlua.train_step"
+  local made = step.accumulated_step
+  function step.accumulated_step(o)
+    local micro, update = made(o)
+    local methods = {}
+    function methods.start(_, feeds)
+      if before then before() end
+      before = nil
+      return update:start(feeds)
+    end
+    return micro, setmetatable(methods, { __index = function(_, name)
+      return function(_, ...) return update[name](update, ...) end
+    end })
+  end
+end
+
 function m.train(o)
   o.layout = run.layout
   m.use_layout(o.layout, "m.train")
@@ -91,11 +109,12 @@ function m.train(o)
   local parameters = m.parameters(o.model)
   core.write(("run %d\nweights %d\n"):format(turn, hash_weights(parameters)))
   if file and o.accum == 1 then tell(gradients(o, parameters), parameters) end
-  function o.on_step(step)
-    if step ~= 1 or not file or o.accum == 1 then return end
-    local list = {}
-    for i, p in ipairs(parameters) do list[i] = sums[p:name()]:get() end
-    tell(list, parameters)
+  if file and o.accum > 1 then
+    before_update(function()
+      local list = {}
+      for i, p in ipairs(parameters) do list[i] = sums[p:name()]:get() end
+      tell(list, parameters)
+    end)
   end
   return train(o)
 end
