@@ -73,8 +73,7 @@ static ml_status inputs_allocate(ml_program *program) {
     int64_t bytes = 0, largest = 0;
     for (int i = 0; i < program->input_count && program->plan->pipeline == NULL; i++) {
         program->input_offsets[i] = bytes;
-        bytes +=
-            (program->input_bytes[i] + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+        bytes += memory_padded(program->input_bytes[i]);
     }
     for (int i = 0; i < program->input_count; i++) {
         if (program->input_bytes[i] > largest) largest = program->input_bytes[i];

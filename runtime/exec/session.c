@@ -125,10 +125,6 @@ ml_status session_allocate(ml_session *session, uint32_t id) {
     return ML_OK;
 }
 
-static int64_t padded(int64_t bytes) {
-    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
-}
-
 ml_status session_allocate_together(ml_session *session, const uint32_t *ids, int count) {
     ml_type local;
     ml_placements places;
@@ -139,7 +135,7 @@ ml_status session_allocate_together(ml_session *session, const uint32_t *ids, in
         session_state *state = &session->states[ids[i]];
         ML_TRY(session_place(session, ids[i], &local, &places));
         state->bytes = ml_type_bytes(&local);
-        if (state->bytes >= ARENA_ALIGNMENT) all += padded(state->bytes);
+        if (state->bytes >= ARENA_ALIGNMENT) all += memory_padded(state->bytes);
     }
     if (all == 0) return ML_OK;
     ML_TRY(session->device->ops->allocate(session->device, all, &memory));
@@ -150,7 +146,7 @@ ml_status session_allocate_together(ml_session *session, const uint32_t *ids, in
         state->memory = memory;
         state->within = within;
         within = true;
-        memory = (char *)memory + padded(state->bytes);
+        memory = (char *)memory + memory_padded(state->bytes);
         session->state_bytes += state->bytes;
     }
     return ML_OK;

@@ -378,7 +378,7 @@ static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
     saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
     if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
     saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
-    set->buffer_bytes += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    set->buffer_bytes += memory_padded(bytes);
     set->saved = saved;
     return set->saved_count++;
 }

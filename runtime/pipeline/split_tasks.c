@@ -440,7 +440,7 @@ static void saved_find(cutting *c, ml_graph *tables) {
         int64_t *end =
             saved->from == SAVED_ONCE_PER_STEP ? &c->set->once_bytes : &c->set->buffer_bytes;
         saved->offset = *end;
-        *end += (saved->bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+        *end += memory_padded(saved->bytes);
     }
     c->set->saved = c->saved.at;
     c->set->saved_count = (int)c->saved.count;

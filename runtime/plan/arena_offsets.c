@@ -294,8 +294,7 @@ int64_t arena_assign_offsets(arena_block *blocks, uint32_t count, uint32_t steps
                              ml_arena *scratch) {
     if (count == 0) return 0;
     for (uint32_t i = 0; i < count; i++) {
-        blocks[i].bytes =
-            (blocks[i].bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+        blocks[i].bytes = memory_padded(blocks[i].bytes);
         if (blocks[i].bytes == 0) blocks[i].bytes = ARENA_ALIGNMENT;
     }
     uint32_t step;

@@ -9,6 +9,10 @@
 
 enum { ARENA_ALIGNMENT = 256 }; /* bytes */
 
+static inline int64_t memory_padded(int64_t bytes) {
+    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+}
+
 typedef struct {
     int64_t bytes, offset;
     uint32_t first, last;

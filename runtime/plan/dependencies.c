@@ -65,6 +65,23 @@ step_span *step_spans_find(const ml_schedule *s, ml_arena *arena) {
     return spans;
 }
 
+static void use_state(const ml_schedule *s, uint32_t value, uint32_t end, uint32_t *last) {
+    const ml_storage *storage = &s->storages.at[s->values.at[value].storage];
+    if (storage->kind == ML_STORAGE_STATE && last[storage->id] < end) last[storage->id] = end;
+}
+
+uint32_t *state_last_uses(const ml_schedule *s, int output_count, ml_arena *arena) {
+    uint32_t *last = ML_NEW_ARRAY(arena, uint32_t, (size_t)ml_graph_state_count(s->graph) + 1);
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        const bool beside = step->kind == ML_STEP_COLLECTIVE && step->collective->ticket != 0;
+        for (int i = 0; i < value_count(s, t); i++)
+            use_state(s, step->values[i], beside ? s->steps.count : t + 1, last);
+    }
+    for (int i = 0; i < output_count; i++) use_state(s, s->output_values[i], s->steps.count, last);
+    return last;
+}
+
 /* ---- dependencies ---- */
 typedef ML_VEC(uint64_t) edge_list; /* from << 32 | to */
 

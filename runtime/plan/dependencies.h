@@ -31,6 +31,10 @@ typedef struct {
 } step_span;
 step_span *step_spans_find(const ml_schedule *s, ml_arena *arena);
 
+/* By state: 1 + the last step that reads or writes it; what a collective has beside the steps that
+ * follow, and the first output_count outputs, last to the end. 0: none does. */
+uint32_t *state_last_uses(const ml_schedule *s, int output_count, ml_arena *arena);
+
 /* A directed graph of steps: edges of step i are edge[first[i] .. first[i + 1]), ascending in
  * `after`; an edge may occur twice. */
 typedef struct {

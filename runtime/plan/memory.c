@@ -71,10 +71,6 @@ static void lifetimes_find(ml_schedule *s, int output_count, ml_arena *scratch) 
     }
 }
 
-int64_t memory_padded(int64_t bytes) {
-    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
-}
-
 /* In-place buffer reuse. successor[y] = x: the live range of temporary x starts in the step that
  * ends that of y, and the step may write x over y. Only buffers of equal size are reused, so that
  * no small tensor occupies a large block. */

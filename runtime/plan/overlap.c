@@ -11,9 +11,8 @@
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
  *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for an
  *   idle stream;
- * - before all else, from the last state to the first, as the backward pass ends with the first
- *   layer, where it may lead (lower.h): beside the microbatch before, in launches of BUCKET
- * seconds;
+ * - before all else where it may lead (lower.h), beside the microbatch before: in the order in
+ *   which that makes the operands, in launches of BUCKET seconds at least, the last ones short;
  * - else (gathered parameters) as late as possible, so that its results do not fill memory: while
  *   less than AHEAD_BYTES, or two of the largest, are unused, or when computation has reached it.
  * Every collective with computation between it and the first step that needs it gets a ticket and
@@ -449,7 +448,7 @@ static double next_event(const overlap *o) {
     return when;
 }
 
-/* A launch of what leads, then one of those that only waited for these, along another mesh axis. */
+/* A launch of what leads, then one of those that only waited for these. */
 static void lead(overlap *o, step_list *list) {
     while (list->count > 0) {
         uint32_t following = 0;

@@ -4,6 +4,7 @@
 #ifndef ML_PLAN_INTERNAL_H
 #define ML_PLAN_INTERNAL_H
 
+#include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/plan.h"
 
 /* ---- plan.c */
@@ -70,6 +71,5 @@ bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step,
                           const uint32_t *storages, int write, uint32_t storage);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
-int64_t memory_padded(int64_t bytes);
 
 #endif

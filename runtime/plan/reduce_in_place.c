@@ -9,8 +9,9 @@
  * None leads along a mesh axis that the microbatches' own collectives use: it would come after
  * those. On GPUs of one host an all-reduce that leads becomes a reduce-scatter and an all-gather:
  * these go by copies, while NCCL's kernels take multiprocessors from products that use all. One
- * that is too small to be cut does not lead there. */
-#include "runtime/plan/arena_offsets.h"
+ * that is too small to be cut does not lead there. Between hosts NCCL has them, and its kernels of
+ * two communicators have no common order on all ranks: none leads where microbatches send too. */
+#include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
 typedef __typeof__(((ml_schedule *)0)->steps) step_list;
@@ -37,22 +38,6 @@ static void uses_count(reduction *r, const ml_roots *roots) {
         r->reads[s->values.at[s->update_values[i]].storage]++;
 }
 
-static void touch(const ml_schedule *s, uint32_t value, uint32_t step, uint32_t states,
-                  uint32_t *last) {
-    const ml_storage *storage = &s->storages.at[s->values.at[value].storage];
-    if (storage->kind == ML_STORAGE_STATE && storage->id < states) last[storage->id] = step + 1;
-}
-
-/* last[state] becomes 1 + the last step that writes or reads it; of outputs the end. */
-static void last_uses(const ml_plan *plan, uint32_t states, uint32_t *last) {
-    const ml_schedule *s = plan->schedule;
-    for (uint32_t t = 0; t < s->steps.count; t++)
-        for (int i = 0; i < s->steps.at[t].read_count + s->steps.at[t].write_count; i++)
-            touch(s, s->steps.at[t].values[i], t, states, last);
-    for (int i = 0; i < plan->roots.output_count; i++)
-        touch(s, s->output_values[i], s->steps.count, states, last);
-}
-
 static void axes_find(reduction *r, const ml_plan_list *microbatches) {
     for (int i = 0; i < microbatches->count; i++) {
         const ml_schedule *s = microbatches->at[i]->schedule;
@@ -69,14 +54,16 @@ static void axes_find(reduction *r, const ml_plan_list *microbatches) {
 static void sums_find(reduction *r, const ml_plan *plan, const ml_plan *microbatch) {
     const ml_schedule *s = r->s;
     const uint32_t states = ml_graph_state_count(s->graph);
-    uint32_t *final = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)states + 1);
-    last_uses(microbatch, states, final);
-    for (int i = 0; i < plan->roots.update_count; i++) final[plan->roots.updates[i].state] = 0;
+    const uint32_t known = ml_graph_state_count(microbatch->schedule->graph);
+    const uint32_t *last =
+        state_last_uses(microbatch->schedule, microbatch->roots.output_count, plan->arena);
+    bool *set = ML_NEW_ARRAY(plan->arena, bool, (size_t)states + 1);
+    for (int i = 0; i < plan->roots.update_count; i++) set[plan->roots.updates[i].state] = true;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind == ML_STORAGE_STATE &&
+        if (storage->kind == ML_STORAGE_STATE && storage->id < known && !set[storage->id] &&
             ml_graph_state(s->graph, storage->id)->kind == ML_STATE_GRADIENT)
-            r->sums[i] = final[storage->id];
+            r->sums[i] = last[storage->id];
     }
 }
 

@@ -8,51 +8,17 @@
  * Whatever is not known to be in order otherwise waits for the whole stream. */
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
+#include "runtime/plan/dependencies.h"
 
 enum { NONE = UINT32_MAX, MARKS = 64 };
 
 /* ---- Programs that write sums ---------------------------------------------------------------- */
-static const ml_storage *sum_of(const ml_executable *e, uint32_t value) {
-    const ml_schedule *s = e->plan->schedule;
-    const ml_storage *storage = &s->storages.at[s->values.at[value].storage];
-    if (storage->kind != ML_STORAGE_STATE) return NULL;
-    return ml_graph_state(s->graph, storage->id)->kind == ML_STATE_GRADIENT ? storage : NULL;
-}
-
-static void touch(const ml_executable *e, uint32_t value, uint32_t step, uint32_t *last) {
-    const ml_storage *sum = sum_of(e, value);
-    if (sum && (last[sum->id] == NONE || last[sum->id] < step)) last[sum->id] = step;
-}
-
-/* last[state]: the last step that writes or reads the sum. What a collective has beside the stream,
- * and outputs, end with the program. False where the program writes none. */
-static bool last_uses(const ml_executable *e, uint32_t *last) {
-    const ml_schedule *s = e->plan->schedule;
-    bool any = false;
-    for (uint32_t t = 0; t < e->step_count; t++) {
-        const ml_step *step = e->steps[t].step;
-        const bool beside = step->kind == ML_STEP_COLLECTIVE && step->collective->ticket != 0;
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            touch(e, step->values[i], beside ? e->step_count - 1 : t, last);
-            any |= i >= step->read_count && sum_of(e, step->values[i]) != NULL;
-        }
-    }
-    for (int i = 0; i < e->plan->roots.output_count; i++)
-        touch(e, s->output_values[i], e->step_count - 1, last);
-    return any;
-}
-
-/* Bytes of sums that the step uses for the last time, each once. */
-static int64_t sums_bytes(const ml_executable *e, uint32_t t, const uint32_t *last, bool *seen) {
-    const ml_step *step = e->steps[t].step;
-    int64_t bytes = 0;
-    for (int i = 0; i < step->read_count + step->write_count; i++) {
-        const ml_storage *sum = sum_of(e, step->values[i]);
-        if (!sum || last[sum->id] != t || seen[sum->id]) continue;
-        seen[sum->id] = true;
-        bytes += sum->bytes;
-    }
-    return bytes;
+static bool writes_sums(const ml_plan *plan) {
+    for (int i = 0; i < plan->roots.update_count; i++)
+        if (ml_graph_state(plan->schedule->graph, plan->roots.updates[i].state)->kind ==
+            ML_STATE_GRADIENT)
+            return true;
+    return false;
 }
 
 /* Those that lead, and which of them wait for one another. */
@@ -74,29 +40,30 @@ void cuda_lead_load(ml_executable *e) {
     const ml_plan *plan = e->plan;
     leaders_find(e);
     if (e->leads || !e->device->nccl || plan->pipeline_task || !cuda.cuEventRecordWithFlags) return;
+    if (!writes_sums(plan)) return;
     const uint32_t states = ml_graph_state_count(plan->schedule->graph);
-    uint32_t *last = ML_NEW_ARRAY(e->arena, uint32_t, (size_t)states + 1);
-    bool *seen = ML_NEW_ARRAY(e->arena, bool, (size_t)states + 1);
-    for (uint32_t i = 0; i < states; i++) last[i] = NONE;
-    if (!last_uses(e, last)) return;
-    int64_t all = 0, bytes = 0;
-    for (uint32_t i = 0; i < plan->states.count; i++)
-        if (plan->states.at[i].kind == ML_MEMORY_GRADIENTS) all += plan->states.at[i].bytes;
+    uint32_t *last = state_last_uses(plan->schedule, plan->roots.output_count, e->arena);
+    int64_t *final = ML_NEW_ARRAY(e->arena, int64_t, e->step_count + 1), all = 0, bytes = 0;
+    for (uint32_t i = 0; i < plan->states.count; i++) {
+        const ml_held_state *state = &plan->states.at[i];
+        if (state->kind != ML_MEMORY_GRADIENTS || last[state->id] == 0) continue;
+        final[last[state->id]] += state->bytes; /* behind so many steps */
+        all += state->bytes;
+    }
     for (uint32_t t = 0; t < e->step_count; t++) {
-        bytes += sums_bytes(e, t, last, seen);
+        bytes += final[t + 1];
         if (bytes * MARKS < all && t + 1 < e->step_count) continue;
         cuda_sum_mark *mark = ML_PUSH(e->arena, &e->marks);
         mark->step = t;
         ML_CHECK(CUDA_OK(cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING)));
         bytes = 0;
     }
-    e->sum_marks = last; /* from now on by mark: the first one behind the step */
-    for (uint32_t i = 0; i < states; i++) {
+    for (uint32_t i = 0; i < states; i++) { /* from now on by mark: the first one behind the step */
         uint32_t m = 0;
-        if (last[i] == NONE) continue;
-        while (e->marks.at[m].step < last[i]) m++;
-        last[i] = m;
+        while (last[i] > 0 && e->marks.at[m].step + 1 < last[i]) m++;
+        last[i] = last[i] > 0 ? m : NONE;
     }
+    e->sum_marks = last;
     e->sum_count = states;
 }
 
