@@ -40,6 +40,7 @@ typedef struct {
     char wrong[80];    /* a variable that is not a number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
     bool fixed_port;   /* the user or the launcher chose the address's port: no other will do */
+    bool threads;      /* the ranks are threads of one process */
     ml_comm_options options;
 } ml_launch;
 /* false: one process. Call it once, early and before threads: it takes what `mlua run -n` left in

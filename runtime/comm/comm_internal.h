@@ -79,7 +79,8 @@ typedef struct comm_wire comm_wire; /* connections between hosts: wire_internal.
 
 struct ml_comm {
     int rank, world, local_rank, fd;
-    int timeout; /* of ml_comm_options */
+    int timeout;  /* of ml_comm_options */
+    bool threads; /* of ml_launch */
     uint64_t host;
     int host_ranks;
     comm_segment *segment; /* NULL for a job of one */

@@ -114,7 +114,7 @@ static ml_status measure_ranks(int ranks, const measured *like, measured m[MOST]
         return ml_fail(ML_INTERNAL, "measuring collectives of %d ranks", ranks);
     for (int i = 0; i < ranks; i++) {
         m[i] = *like;
-        m[i].launch = (ml_launch){.rank = i, .world = ranks, .local_rank = i};
+        m[i].launch = (ml_launch){.rank = i, .world = ranks, .local_rank = i, .threads = true};
     }
     int fd = comm_segment_new(ranks);
     if (fd < 0) return ml_error_last()->status;

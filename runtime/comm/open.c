@@ -314,6 +314,7 @@ ml_status ml_comm_open(const ml_launch *launch, ml_comm **result) {
         comm->world = world;
         comm->local_rank = launch->local_rank;
         comm->timeout = launch->options.timeout;
+        comm->threads = launch->threads;
         comm->fd = -1;
         comm->host = join_host(launch);
         comm->host_ranks = world;

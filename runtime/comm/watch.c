@@ -3,7 +3,8 @@
  *
  * A rank holds a lock on its byte of the segment's file for as long as it lives; the kernel drops
  * it however the process ends, so a free lock of a rank that has not said goodbye is a death, in
- * any namespace and whatever process is the parent. */
+ * any namespace and whatever process is the parent. Threads of one process share its locks, and its
+ * end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -36,7 +37,7 @@ static bool lock_is_free(int fd, int rank) {
 /* A launcher says more about a death than can be seen from here, so it gets some ticks to do it. */
 static void look_at(ml_comm *comm, int rank, sight *seen, double slice) {
     comm_record *record = &comm->segment->ranks[rank];
-    bool free = lock_is_free(comm->fd, rank);
+    bool free = !comm->threads && lock_is_free(comm->fd, rank);
     uint32_t beats = atomic_load(&record->beats);
     if (atomic_load(&record->state) != COMM_RUNNING) { /* read last: it says goodbye first */
         *seen = (sight){.beats = beats};

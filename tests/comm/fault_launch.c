@@ -47,8 +47,10 @@ static int act(ml_comm *comm, const char *mode) {
     }
     ml_status status = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, &sum, &sum,
                                        1, ML_I32, ML_COMBINE_SUM);
-    if (!strcmp(mode, "wait"))
+    if (!strcmp(mode, "wait")) {
+        fprintf(stderr, "waits\n");
         for (;;) sleep(100);
+    }
     if (status == ML_OK) {
         printf("rank %d has %d\n", rank, sum);
         fprintf(stderr, "threads %d, no rank: %d", ml_knobs()->threads, !getenv("MLUA_RANK"));
@@ -179,16 +181,24 @@ TEST(fault, launcher_leaves_no_orphans) {
     in_arena(orphan);
 }
 
-/* The launcher gets the signal; its exit code or 128 + signal, and no rank may stay. */
-static void signal_launcher(void *argument, int number, int expected) {
-    ml_arena *arena = argument;
+/* Once all ranks wait, the launcher gets the signal. */
+static void signal_once(void *argument, const char *output) {
+    int *number = argument, waiting = 0;
+    const char *launcher = strstr(output, "launcher ");
+    for (const char *at = output; (at = strstr(at, "waits\n")); at++) waiting++;
+    if (waiting < RANKS || !launcher || *number == 0) return;
+    kill(atoi(launcher + strlen("launcher ")), *number);
+    *number = 0;
+}
+
+/* Its exit code or 128 + signal, and no rank may stay. */
+static void signal_launcher(ml_arena *arena, int number, int expected) {
+    struct rusage used;
     int code;
-    char *text = test_command(
-        arena,
-        ml_arena_format(arena,
-                        "COMM_TEST=wait %s & job=$!; sleep 0.7; kill -%d $job; wait $job; exit $?",
-                        this_program(arena), number),
-        &code);
+    char *text = test_follow(arena,
+                             ml_arena_format(arena, "COMM_TEST=wait %s & echo launcher $!; wait $!",
+                                             this_program(arena)),
+                             signal_once, &number, &code, &used);
     CHECK_EQ_INT(code, expected);
     EXPECT(check_ended(text) == RANKS, "not %d processes:\n%s", RANKS, text);
 }

@@ -55,6 +55,8 @@ TEST(jit, cache_keeps_and_checks) {
 TEST(jit, cache_is_private) {
     char path[PATH_SIZE];
     struct stat about;
+    uint64_t key[2] = {0x4321, (uint64_t)getpid()};
+    CHECK_STATUS(ml_cache_write(key, "test", "x", 1), ML_OK); /* the first one makes the folder */
     REQUIRE(ml_cache_path(path, sizeof path) == ML_OK);
     REQUIRE(stat(path, &about) == 0);
     CHECK_EQ_INT(about.st_uid, geteuid());

@@ -59,14 +59,14 @@ DIST_TEST(gradients_are_added_up_once_a_step) {
     CHECK(sums_of_gradients(room, 2) == sums_of_gradients(room, 8));
 }
 
-/* On a quiet machine 0.6 s; the bound leaves room for busy ones and for sanitizers. */
+/* On a quiet machine 0.6 s; the bound leaves room for sanitizers. */
 DIST_TEST(check_of_175_billion) {
     process_result r = process_run(room, 0, "",
                                    "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=96 "
                                    "embed=12288 heads=96 seq=2048 batch=1536 vocab=51200 "
                                    "--device h200 --mesh dp=128,tp=8");
     process_expect(&r, "\"ranks\":1024");
-    CHECK(r.seconds < 60);
+    CHECK(r.cpu_seconds < 30);
 }
 
 /* 10^12 parameters on 3,072 ranks. On a quiet machine 0.8 s. What is whole of its gradients is one
