@@ -49,7 +49,8 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
         seed = ml_hash(step->values, values * sizeof *step->values, seed);
         if (step->kind == ML_STEP_COLLECTIVE) {
             const ml_collective_step *c = step->collective;
-            int64_t fields[4] = {c->kind, c->mesh_axis, c->count, c->lead_order};
+            int64_t fields[] = {c->kind,     c->mesh_axis, c->count, c->lead_order,
+                                c->prefetch, c->ticket,    c->launch};
             seed = ml_hash(fields, sizeof fields, seed);
         }
         if (step->loop != NULL)
@@ -61,7 +62,14 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     return seed;
 }
 
-static void compile_steps(ml_plan *plan, bool overlap);
+/* How the steps are ordered: as lowered; with collectives beside computation; with those that
+ * rebuild a parameter cache of the graph `program` beside what follows. */
+typedef struct {
+    bool overlap;
+    const ml_graph *program;
+} step_order;
+
+static void compile_steps(ml_plan *plan, step_order order);
 
 static int64_t reserve(int64_t *bytes, int64_t size) {
     int64_t offset = *bytes;
@@ -117,13 +125,13 @@ static void compile_loops(ml_plan *plan) {
         ml_plan *body = plan_of_part(plan, &graph, &roots, &loop->plan);
         body->pipeline_task = true;
         passes_run(&(pass_context){.plan = body}, PASSES_RANK, PASSES_RANK);
-        compile_steps(body, false);
+        compile_steps(body, (step_order){0});
         if (body->library_bytes > plan->library_bytes) plan->library_bytes = body->library_bytes;
         loop_workspace(s, &s->steps.at[i], loop);
     }
 }
 
-static void compile_steps(ml_plan *plan, bool overlap) {
+static void compile_steps(ml_plan *plan, step_order order) {
     const ml_target *target = plan->target;
     if (plan->pipeline_task) pass_done(plan, plan->graph, PASS_TASK);
     ml_schedule *s = plan->schedule = ml_lower(plan->graph, &plan->roots, target, plan->arena);
@@ -131,10 +139,14 @@ static void compile_steps(ml_plan *plan, bool overlap) {
     compile_loops(plan);
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
     log_steps(plan, "lower", "operators share kernels, values get storages");
-    plan_reduce_in_place(plan, overlap);
-    if (overlap) {
+    plan_reduce_in_place(plan, order.overlap);
+    if (order.overlap) {
         plan_overlap(plan);
         log_steps(plan, "overlap", "collectives run beside computation");
+    }
+    if (order.program != NULL) {
+        plan_prefetch(plan, order.program);
+        log_steps(plan, "prefetch", "all-gathers continue beside the programs that follow");
     }
     if (compile_batch_kernels != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse &&
         !plan->options->no_batch) {
@@ -146,7 +158,7 @@ static void compile_steps(ml_plan *plan, bool overlap) {
         compile_join_products(plan);
         log_steps(plan, "join_products", "products of few rows compute their first operand");
     }
-    plan_update_states(plan);
+    if (order.program == NULL) plan_update_states(plan);
     if (decodes && compile_write_keys != NULL) compile_write_keys(plan);
     if (plan->pipeline_task) plan_export_outputs(plan);
     plan->arena_bytes =
@@ -370,6 +382,17 @@ static void offload(ml_plan *plan, const plan_choice *choice) {
     plan->hash = hash_schedule(plan->schedule, ml_graph_hash(plan->graph, 0));
 }
 
+/* The graph beside whose program the all-gathers of a rebuild may continue; NULL: none does. */
+static const ml_graph *prefetched_beside(const ml_plan *plan, const ml_plan *rebuild,
+                                         const plan_choice *choice) {
+    const bool may = overlaps(rebuild->layout, plan->target, plan->options);
+    bool gathers = false;
+    for (ml_ref n = 1; n < ml_graph_count(rebuild->graph); n++)
+        gathers |= ml_graph_node(rebuild->graph, n)->op == ML_OP_ALL_GATHER;
+    if (!may || !gathers || plan->target->kind != ML_TARGET_CUDA) return NULL;
+    return choice->overlap || rebuild->all_ranks ? plan->graph : NULL;
+}
+
 static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
     pass_context c = {.plan = plan,
@@ -387,11 +410,13 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
     compile_rank(&c, shared, shared->parts);
     for (ml_plan *rebuild = plan->rebuild; rebuild != NULL; rebuild = rebuild->next) {
         log_text(plan, ML_LOG_PART, "what rebuilds the parameter cache");
-        compile_steps(rebuild, false);
+        compile_steps(rebuild, (step_order){.program = prefetched_beside(plan, rebuild, choice)});
         if (rebuild->next == NULL) log_text(plan, ML_LOG_PART, "the program");
     }
-    compile_steps(plan, choice->overlap);
+    compile_steps(plan, (step_order){choice->overlap});
     offload(plan, choice);
+    for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next)
+        plan->hash = ml_hash(&r->hash, sizeof r->hash, plan->hash);
     plan->may_overflow = plan->roots.overflow_count > 0;
 }
 
@@ -443,7 +468,7 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
     pipeline_stage_split(plan, v);
     log_text(plan, ML_LOG_PART, "stage %d: %d tasks", v, pipeline->stages[v].plan_count);
     for (int i = 0; i < pipeline->stages[v].plan_count; i++)
-        compile_steps(pipeline->stages[v].plans[i], choice->overlap);
+        compile_steps(pipeline->stages[v].plans[i], (step_order){choice->overlap});
 }
 
 /* The same of a pipeline's stages: what they save is not in the arena, so that copying it makes

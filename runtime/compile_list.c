@@ -198,11 +198,18 @@ static bool has_gated_experts(pass_context *c) {
            ml_fuse_gated_experts_applies(c->plan->graph);
 }
 
+static bool reads_sharded(pass_context *c) {
+    c->sharded = plan_reads_sharded(c->plan);
+    return c->sharded;
+}
+static ml_graph *gather_sharded(pass_context *c) {
+    return plan_gather_sharded(c->plan);
+}
 static bool caches_params(pass_context *c) {
-    return c->param_cache;
+    return c->param_cache || c->sharded;
 }
 static ml_graph *param_cache(pass_context *c) {
-    return plan_param_cache(c->plan);
+    return plan_param_cache(c->plan, c->param_cache);
 }
 
 /* Over the global graph. A program is divided into pipeline stages after them. */
@@ -295,6 +302,8 @@ static const compile_pass choice_passes[] = {
      .purpose = "sums of squares come from the kernels of grouped products"},
     {"fuse_gated_experts", ml_fuse_gated_experts, .when = has_gated_experts,
      .purpose = "gates are applied in the kernels of grouped products"},
+    {"gather_sharded", .run_with = gather_sharded, .when = reads_sharded,
+     .purpose = "parameters that lie on ranks of several groups are gathered over all ranks"},
     {"param_cache", .run_with = param_cache, .when = caches_params,
      .purpose = "parameters are stored as products read them, beside their f32 states"},
 };

@@ -15,6 +15,7 @@ typedef struct {
     const int *input_wave; /* by INPUT id, where weight-gradient tasks are deferred: the wave of
                               tasks in which it is received; else NULL */
     bool param_cache;      /* of a program that is one part */
+    bool sharded;          /* it reads parameters that lie on ranks of several groups */
     ml_axis half_axis;     /* along which the batch is halved, and its size; 0: it is not */
     int64_t half_size;
     bool chunked;

@@ -45,7 +45,8 @@ end
 ---`applies`: the programs of microbatches whose sums of gradients it applies to the parameters, with which it then writes what these
 ---programs cache of them; it leaves nothing in the sums, which the next step's first microbatch sets;
 ---`plan_only`: it is planned, which program:cost() takes, and not made: it takes no memory, and no check reports it;
----`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own;
+---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own
+---(where ZeRO-1 leaves parameters in parts, after program:refresh() on all ranks);
 ---`mixed`: true, or a program made with it: under pipeline stages the microbatches of a step may be of any of these programs, which
 ---differ in sizes alone, and their number is what program:microbatches(count) says, up to `microbatches`.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>

@@ -277,6 +277,10 @@ function dynamic.runner(o, rows, data)
     row.program:start(feeds)
     last = row.program
   end
+  -- Each rank runs other programs, and another one first, than the rest: what all of them gather for these comes before.
+  local function refresh()
+    for _, row in ipairs(rows) do row.program:refresh() end
+  end
   -- The microbatches of the step that `data` holds.
   function runner.plan()
     if planned == data.held then return end
@@ -289,6 +293,7 @@ function dynamic.runner(o, rows, data)
   function runner.begin()
     local fewest, options, since = d.slots > 0 and d.slots or TWICE, core.options(), core.time()
     lead:microbatches(fewest)
+    refresh()
     for n, row in ipairs(rows) do
       for i = 1, fewest do run(row, -1, 1, i == 1) end
       if options.rank == 0 and not options.quiet and not options.json and core.time() - since > 2 then
@@ -300,6 +305,7 @@ function dynamic.runner(o, rows, data)
   end
   function runner.start(step)
     runner.plan()
+    refresh()
     if d.slots > 0 then lead:microbatches(#list) end
     for i, microbatch in ipairs(list) do run(by[microbatch.group][microbatch.row], microbatch.at, step, i == 1) end
   end

@@ -247,7 +247,6 @@ local function spread(parts)
   end
   local together = #(parts.params.dp or {}) > 0 -- all groups run programs at once, and gather parameters from one another
   mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, together and "together" or true
-  if not together then parts.reshard.dp = nil end -- parameters are whole between steps
   local sizes, inner = group_sizes(mesh[of].size), 1
   for i = of + 1, #mesh do inner = inner * mesh[i].size end
   parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp }
@@ -466,7 +465,7 @@ end
 
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp and cp (ZeRO-1) and, without stages, parameters from
----one step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
+---one step to the next: they are gathered ahead of use, once a step; `context` is how cp splits attention: "gathered"
 ---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
 ---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains the parameters that the
 ---forward pass gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",

@@ -10,6 +10,7 @@ Sums.__index = Sums
 -- Over `count` batches, each of which fill(i) makes the one that the data hold; `number` is that of the step.
 function Sums:run(runner, count, number, fill)
   local first = true
+  self.program:refresh()
   for i = 0, count - 1 do
     fill(i)
     first = runner.evaluate(self.program, self.ranks, { step = number }, first)

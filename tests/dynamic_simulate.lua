@@ -48,7 +48,11 @@ local rows, finish = step_of.dynamic_step(o)
 local gpu = core.options().device_name
 -- The update's sums over ranks go on beside the last microbatch, a row of one rank. A static layout's are taken to do so, too, beside a
 -- row of `each` tokens, which they do not where its own ranks exchange keys and values: the ratio is no less than this.
-local update = finish:cost(gpu, dynamic.lead(o, rows).program)
+local function update_seconds(finish, row)
+  local seconds, _, _, rebuilds = finish:cost(gpu, row.program)
+  return seconds + rebuilds
+end
+local update = update_seconds(finish, dynamic.lead(o, rows))
 local costs = dynamic.costs(o, rows, gpu)
 local placement = core.placement(costs)
 
@@ -57,7 +61,7 @@ local function whole_rows()
   local d = setmetatable({ groups = {} }, { __index = o.dynamic })
   for g, group in ipairs(o.dynamic.groups) do d.groups[g] = { ranks = group.ranks, lengths = { cfg.each } } end
   local static_rows, static_finish = step_of.dynamic_step(setmetatable({ dynamic = d }, { __index = o }))
-  return dynamic.costs(o, static_rows, gpu), static_finish:cost(gpu, static_rows[1].program)
+  return dynamic.costs(o, static_rows, gpu), update_seconds(static_finish, static_rows[1])
 end
 local whole, static_update = whole_rows()
 

@@ -18,7 +18,7 @@ typedef enum {
     ML_STORAGE_INPUT,
     ML_STORAGE_SAVED, /* memory of the caller for output `id` (runtime/pipeline/split_tasks.h) */
     ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
-    ML_STORAGE_HOST, /* pinned host memory of the program: what is offloaded (ml_host_copy) */
+    ML_STORAGE_HOST,       /* pinned host memory of the program: what is offloaded (ml_host_copy) */
 } ml_storage_kind;
 typedef struct {
     ml_storage_kind kind;
@@ -29,8 +29,8 @@ typedef struct {
     uint32_t first, last; /* steps between which it is alive */
     int64_t offset;       /* bytes, in the arena, of HOST in the program's host memory; a multiple
                              of 256 */
-    int part_of; /* of a state's memory this rank's part, by its coordinate along mesh axis
-                    part_of - 1; 0: all of it */
+    int part_of;          /* of a state's memory this rank's part, by its coordinate along mesh axis
+                             part_of - 1; 0: all of it */
 } ml_storage;
 
 typedef struct {
@@ -94,6 +94,15 @@ typedef struct {
     ml_dtype dtype, b_dtype, c_dtype;       /* of a, b, c */
 } ml_ragged;
 
+/* An all-gather in its result's memory, a state. With a ticket and without a WAIT: it continues
+ * beside the programs that follow, each of which waits for it where it first uses the state. */
+typedef enum {
+    ML_PREFETCH_NONE,
+    ML_PREFETCH_COPIES, /* where copies between GPUs serve it: NCCL's kernels of two communicators
+                           have no common order on all ranks */
+    ML_PREFETCH_ANY,    /* no collective is beside it */
+} ml_prefetch;
+
 /* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in
  * their type's order, the axis that is gathered, scattered or exchanged outermost. With a ticket
  * (1, 2, ...) it may go on beside the steps that follow, until the WAIT with the same one, which
@@ -110,6 +119,7 @@ typedef struct {
      * program does, once a microbatch's program has written the last term; those of lower numbers
      * are final earlier. 0: it does not. */
     uint32_t lead_order;
+    ml_prefetch prefetch;
 } ml_collective_step;
 
 /* HOST_COPY: a whole temporary to a HOST storage (offloaded), or `back` to another temporary. It
@@ -174,8 +184,8 @@ typedef struct {
 typedef struct ml_few_rows {
     const struct ml_few_rows *next;
     const ml_gemm *gemm;
-    bool constant; /* no step of the program writes the second operand */
-    bool scaled;   /* f32 sums are multiplied by scales of columns */
+    bool constant;                /* no step of the program writes the second operand */
+    bool scaled;                  /* f32 sums are multiplied by scales of columns */
     const ml_kernel_ir *computes; /* of the first of a list: what computes the first operand; NULL:
                                      that is in memory */
 } ml_few_rows;

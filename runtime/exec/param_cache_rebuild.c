@@ -1,5 +1,6 @@
 /* The parameter cache of a program (param_cache.c) is rebuilt before a run where another
- * program, or the script, has set a parameter since the last one. */
+ * program, or the script, has set a parameter since the last one; that of all ranks before they run
+ * programs of groups (ml_program_refresh). */
 #include "runtime/exec/session.h"
 
 /* When the latest of the states that cached ones are computed of was set. */
@@ -32,12 +33,40 @@ static void states_set(ml_session *session, const ml_roots *roots, uint64_t sour
     }
 }
 
+bool program_has_joint_rebuilds(const ml_program *program) {
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next)
+        if (r->all_ranks) return true;
+    return false;
+}
+
+ml_status program_run_joint_rebuilds(ml_program *program) {
+    ml_session *session = program->session;
+    ml_executable **executable = program->rebuilds;
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next, executable++) {
+        if (!r->all_ranks || !cache_is_stale(program, r)) continue;
+        ML_TRY(session->device->ops->run(*executable));
+        states_set(session, &r->roots, 0);
+    }
+    return ML_OK;
+}
+
+/* Ranks that run other programs would wait for this one's collectives for ever. */
+static ml_status fail_unrefreshed(const ml_program *program) {
+    const char *name = program->plan->roots.name;
+    ml_fail(ML_INVALID, "the program \"%s\" of a group reads parameters that all ranks gather",
+            name != NULL ? name : "");
+    return ml_help("p:refresh() on all ranks, before one of them runs a program after an update");
+}
+
 ml_status program_rebuild_cache(ml_program *program) {
     ml_session *session = program->session;
     const ml_roots *roots = &program->plan->roots;
     ml_executable **executable = program->rebuilds;
-    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next, executable++)
-        if (cache_is_stale(program, r)) ML_TRY(session->device->ops->run(*executable));
+    for (const ml_plan *r = program->plan->rebuild; r != NULL; r = r->next, executable++) {
+        if (!cache_is_stale(program, r)) continue;
+        if (r->all_ranks) return fail_unrefreshed(program);
+        ML_TRY(session->device->ops->run(*executable));
+    }
     const uint64_t sources = sources_set_at(program, program->plan);
     if (roots->update_count > 0) session->clock++;
     states_set(session, roots, sources);
@@ -61,6 +90,7 @@ static void release(ml_session *session, const ml_roots *roots) {
         session_state *copy = &session->states[id];
         if (ml_graph_state(session->graph, id)->kind != ML_STATE_CACHE || --copy->holders > 0)
             continue;
+        if (copy->together) continue;
         if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
         session->state_bytes -= copy->bytes;
         *copy = (session_state){0};

@@ -114,15 +114,17 @@ static void require_body(void *context) {
 }
 
 typedef struct {
-    const ml_program *program;
+    ml_program *program;
     ml_arena *arena;
     ML_VEC(uint32_t) ids;
-} sums_call;
+} shared_call;
 
-/* Sums of gradients that have no memory yet, each once. */
-static void sums_find(void *context) {
-    sums_call *call = context;
-    const ml_session *session = call->program->session;
+/* Sums of gradients, and cached parameters that are gathered in their own memory or by all ranks:
+ * those that have no memory yet, each once. They last as long as the session, as other ranks have
+ * them open, and do not release a program at the same time. */
+static void shared_find(void *context) {
+    shared_call *call = context;
+    ml_session *session = call->program->session;
     bool *seen = ML_NEW_ARRAY(call->arena, bool, (size_t)session->state_count + 1);
     const ml_plan *part;
     for (int p = 0; (part = ml_plan_part(call->program->plan, p)) != NULL; p++) {
@@ -130,17 +132,21 @@ static void sums_find(void *context) {
         for (uint32_t i = 0; i < s->storages.count; i++) {
             const uint32_t id = s->storages.at[i].id;
             if (s->storages.at[i].kind != ML_STORAGE_STATE || seen[id]) continue;
+            const ml_state_kind kind = ml_graph_state(session->graph, id)->kind;
+            const bool gathered =
+                kind == ML_STATE_CACHE && (part->all_ranks || s->storages.at[i].part_of != 0);
+            if (kind != ML_STATE_GRADIENT && !gathered) continue;
             seen[id] = true;
-            if (ml_graph_state(session->graph, id)->kind != ML_STATE_GRADIENT) continue;
+            session->states[id].together = true;
             if (session->states[id].memory == NULL) *ML_PUSH(call->arena, &call->ids) = id;
         }
     }
 }
 
-static ml_status sums_allocate(ml_program *program) {
-    sums_call call = {program, ml_arena_new()};
+static ml_status shared_allocate(ml_program *program) {
+    shared_call call = {program, ml_arena_new()};
     if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
-    ml_status status = ml_protect(sums_find, &call);
+    ml_status status = ml_protect(shared_find, &call);
     if (status == ML_OK)
         status = session_allocate_together(program->session, call.ids.at, (int)call.ids.count);
     ml_arena_free(call.arena);
@@ -149,9 +155,8 @@ static ml_status sums_allocate(ml_program *program) {
 
 static ml_status states_allocate(ml_program *program) {
     const ml_plan *plan = program->plan;
-    const bool sums =
-        program->session->everyone != NULL && plan->roots.microbatches > 1 && !plan->pipeline;
-    ml_status status = sums ? sums_allocate(program) : ML_OK;
+    const bool several = program->session->everyone != NULL && plan->pipeline == NULL;
+    ml_status status = several ? shared_allocate(program) : ML_OK;
     const ml_plan *part;
     for (int p = 0; (part = ml_plan_part(program->plan, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
@@ -457,17 +462,17 @@ int ml_program_inputs(const ml_program *program, uint32_t *ids) {
 
 /* ---- running ---- */
 /* Where this rank's part of a state's memory begins. */
-static int64_t part_begins(const ml_program *program, const ml_storage *storage) {
-    const ml_layout *layout = program->plan->layout;
+static int64_t part_begins(const ml_session *session, const ml_layout *layout,
+                           const ml_storage *storage) {
     if (storage->part_of == 0) return 0;
-    int64_t rank = session_rank_under(program->session, layout);
+    int64_t rank = session_rank_under(session, layout);
     return ml_layout_coordinate(layout, rank, storage->part_of - 1) * storage->bytes;
 }
 
-void *program_address(const ml_program *program, const ml_storage *storage) {
+void *program_address(const ml_program *program, const ml_plan *plan, const ml_storage *storage) {
     if (storage->kind == ML_STORAGE_STATE)
         return (char *)program->session->states[storage->id].memory + storage->offset +
-               part_begins(program, storage);
+               part_begins(program->session, plan->layout, storage);
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
     }
@@ -485,7 +490,7 @@ static ml_status executable_bind(ml_program *program, const ml_plan *plan,
                                  ml_executable *executable) {
     const ml_schedule *s = plan->schedule;
     for (uint32_t i = 0; i < s->storages.count; i++)
-        program->addresses[i] = program_address(program, &s->storages.at[i]);
+        program->addresses[i] = program_address(program, plan, &s->storages.at[i]);
     return program->session->device->ops->bind(executable, program->addresses);
 }
 
@@ -596,6 +601,19 @@ static ml_status upload_inputs(ml_program *program, const void *const *inputs) {
     }
     if (program->together == NULL) return ML_OK;
     return device->ops->upload(device, program->inputs, program->together, program->coordinates);
+}
+
+ml_status ml_program_refresh(ml_program *program) {
+    ml_program *done;
+    if (program->pipeline != NULL) return ML_OK;
+    if (program->waits) ML_TRY(ml_session_compile(program->session));
+    if (program_has_joint_rebuilds(program)) {
+        ML_TRY(program_settle_others(program->session, program));
+        ML_TRY(program_settle(program, &done));
+        ML_TRY(program_prepare(program)); /* bound by all ranks at once, too */
+        ML_TRY(program_run_joint_rebuilds(program));
+    }
+    return program->retry != NULL ? ml_program_refresh(program->retry) : ML_OK;
 }
 
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {

@@ -91,6 +91,9 @@ ml_status ml_program_run(ml_program *program, const void *const *inputs, void *c
  * finish reads the outputs. They lie in the shared arena, so no other program may run between. */
 ml_status ml_program_start(ml_program *program, const void *const *inputs);
 ml_status ml_program_finish(ml_program *program, void *const *outputs);
+/* Of a program of groups: what all ranks gather for it at once, where that is stale. All ranks call
+ * it with the same programs in the same order, before one of them runs after an update. */
+ml_status ml_program_refresh(ml_program *program);
 /* Of roots.mixed under pipeline stages: the next steps have so many microbatches, each of the
  * program that is started; all ranks alike. */
 ml_status ml_program_microbatches(ml_program *program, int microbatches);

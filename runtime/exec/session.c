@@ -460,8 +460,7 @@ static bool program_reads(const ml_program *program, uint32_t state) {
 
 bool ml_session_free_state(ml_session *session, uint32_t state) {
     if (state >= session->state_count || session->states[state].memory == NULL) return false;
-    if (ml_graph_state(session->graph, state)->kind == ML_STATE_GRADIENT)
-        return false; /* its memory may be one with others' */
+    if (session->states[state].together) return false;
     for (const ml_program *p = session->programs; p != NULL; p = p->next)
         if (program_reads(p, state)) return false;
     session_lose(session, state);

@@ -10,7 +10,8 @@ typedef struct {
     bool initialized; /* holds its initial or a later value */
     bool lost;        /* held one, which a load has overwritten and not replaced */
     bool freed;       /* lost, with its memory: narrower states have its value */
-    bool within;      /* the memory is part of another state's allocation */
+    bool together;    /* the memory lasts as long as the session */
+    bool within;      /* it is part of another state's allocation */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
     int holders;      /* of a cached parameter: the programs that hold it */
@@ -115,12 +116,16 @@ ml_status program_prepare(ml_program *program);
 /* What a run needs before it: a cache of the present parameters. What the run sets counts as set
  * then. */
 ml_status program_rebuild_cache(ml_program *program);
+/* Rebuilds that all ranks run at once (plan.h): whether the program has some; run those that are
+ * stale. The program is prepared. */
+bool program_has_joint_rebuilds(const ml_program *program);
+ml_status program_run_joint_rebuilds(ml_program *program);
 /* The program is among those that hold its cache of parameters; and no longer: the last one
  * releases its memory. */
 void program_hold_cache(ml_program *program);
 void program_release_cache(ml_program *program);
 /* The address of a state, a temporary or a coordinate. */
-void *program_address(const ml_program *program, const ml_storage *storage);
+void *program_address(const ml_program *program, const ml_plan *plan, const ml_storage *storage);
 /* What other programs of the session hold beside one with this plan. */
 ml_status session_beside(const ml_session *session, ml_plan *plan, ml_beside *beside);
 /* A plan for the session's device. */

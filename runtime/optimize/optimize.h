@@ -75,9 +75,16 @@ ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
 /* Whether the halves of the batch should alternate, where that hides collectives, and along which
  * axis. */
 bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
+/* Of a program of groups, before plan_param_cache: parameters that lie on ranks of several groups
+ * are read as all-gathers over all ranks. */
+bool plan_reads_sharded(const ml_plan *plan);
+ml_graph *plan_gather_sharded(ml_plan *plan);
+/* Of what rebuilds a cache: parameters that lie side by side in it are gathered as one. */
+ml_graph *plan_gather_joined(const ml_graph *from, ml_roots *roots);
 /* The graph with a cache of parameters, as states that are updated with the parameters: sets
- * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
-ml_graph *plan_param_cache(ml_plan *plan);
+ * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none.
+ * Without `all`, of those alone that plan_gather_sharded has gathered. */
+ml_graph *plan_param_cache(ml_plan *plan, bool all);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
 void plan_batch_kernels(ml_plan *plan);
 /* Products of few rows that share their first operand, and what computes it, become one kernel:

@@ -12,6 +12,9 @@
  * parameter and not what is cached of it (exec/param_cache_rebuild.c): once a step what the layout
  * gathers once a step (ml_mesh_axis.keep), which is cached gathered, on a CPU too.
  *
+ * What lies on ranks of several groups (gather_sharded.c) is cached gathered wherever the program
+ * reads it, and its rebuild is of all ranks at once.
+ *
  * Programs that run often (ml_roots), such as sampling, cache all that they gather, and what is
  * computed of parameters before a cast: the parts in bf16 of a router's weights. Programs that
  * cache the same values share the state. One that merges fewer of them reads parts of what another
@@ -44,6 +47,7 @@ typedef struct {
     ml_ref *new_value; /* by state; 0 where the program does not set it */
     bool *sets;        /* by state: the program does */
     bool *set;         /* by state: a step does, by this program or by one after microbatches */
+    bool all;          /* any parameter may be cached; else only what all ranks gather */
     bool often;        /* it runs several times before others set the rest */
     bool keeps;        /* it caches what it does not set: it runs often, or sets other parameters */
     bool *source;      /* by node: f32 parameters, moved at most */
@@ -73,11 +77,21 @@ static bool rearranges(const ml_graph *g, ml_ref n) {
     return op == ML_OP_CONCAT || ml_op_selects(op);
 }
 
-/* Put together from all ranks, once a step instead of for each microbatch: where its memory would
- * be there anyway. */
+/* An all-gather over ranks of several groups. */
+static bool over_all_ranks(const work *w, ml_ref n) {
+    const ml_layout *layout = w->plan->layout;
+    const ml_node *node = ml_graph_node(w->g, n);
+    if (node->op != ML_OP_ALL_GATHER || w->plan->update_layout == layout) return false;
+    const int64_t *args = ml_graph_args(w->g, n);
+    return layout == NULL || layout->axis[args[0]].size != args[1];
+}
+
+/* Put together once a step instead of for each microbatch: what all ranks gather, and what its
+ * program does where its memory would be there anyway. */
 static bool gathers(const work *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
-    return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
+    if (over_all_ranks(w, n)) return true;
+    return node->op == ML_OP_ALL_GATHER && w->all && w->often && w->plan->layout != NULL &&
            (w->plan->roots.often || w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep) &&
            w->cacheable[ml_graph_source(w->g, n, 0)];
 }
@@ -124,6 +138,12 @@ static void find_casts(work *w) {
             continue;
         }
         w->derived[n] = is_derived(w, n);
+        if (over_all_ranks(w, n)) {
+            const ml_ref part = ml_graph_source(g, n, 0);
+            w->source[n] = w->source[part];
+            w->cast[n] = w->cast[part];
+            w->derived[n] = w->derived[part];
+        }
         if (node->op == ML_OP_CAST) {
             const ml_ref from = ml_graph_source(g, n, 0);
             const bool scaled = (ml_dtypes[dtype].bytes == 1 || w->plan->roots.often) &&
@@ -169,8 +189,10 @@ static void find_operands(work *w) {
                 moves ? w->operand[n] : joined || is_bias(g, n, i) || (is_product(g, n) && i < 2);
             /* The gathered value is cached; or a part is cast before each gather, at little cost,
              * because other GPUs read it from the arena. */
-            if (node->op == ML_OP_ALL_GATHER && w->cacheable[source]) continue;
-            if (gathers(w, source) || (w->cast[source] && reads)) w->operand[source] = true;
+            if (node->op == ML_OP_ALL_GATHER && (w->cacheable[source] || over_all_ranks(w, n)))
+                continue;
+            if ((gathers(w, source) && !over_all_ranks(w, source)) || (w->cast[source] && reads))
+                w->operand[source] = true;
         }
     }
 }
@@ -180,6 +202,22 @@ static bool holds(const work *w, ml_ref n) {
     if (gathers(w, n)) return w->operand[n];
     if (w->number[n]) return true;
     return w->casts && w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
+}
+
+/* All-gathers over all ranks that the program itself reads, and not only other cached values. */
+static void find_gathers_read(work *w) {
+    const ml_graph *g = w->g;
+    const ml_roots *roots = &w->plan->roots;
+    bool *live = ML_NEW_ARRAY(w->scratch, bool, w->count);
+    for (int i = 0; i < roots->output_count; i++) live[roots->outputs[i]] = true;
+    for (int i = 0; i < roots->update_count; i++) live[roots->updates[i].value] = true;
+    for (ml_ref n = w->count - 1; n > 0; n--) {
+        if (!live[n]) continue;
+        if (over_all_ranks(w, n)) w->operand[n] = true;
+        if (holds(w, n)) continue;
+        for (int i = 0; i < ml_graph_node(g, n)->source_count; i++)
+            live[ml_graph_source(g, n, i)] = true;
+    }
 }
 
 /* Any of the states that a cast is computed from. */
@@ -375,8 +413,9 @@ static void build_whole(part_search *s, uint32_t id) {
     w->cached[w->cached_count++] = (ml_update){id, whole};
 }
 
-/* Of values that no program caches as they are. A program that sets parameters updates each with
- * those that it is computed from. */
+/* Of values that are not side by side with others already, also of one that some program caches as
+ * it is: that may be no more than planned. A program that sets parameters updates each with those
+ * that it is computed from. */
 static void share_parts(work *w, const ml_index *known, uint32_t states) {
     part_search s = {.w = w, .by_part.arena = w->scratch};
     bool any = false;
@@ -391,8 +430,10 @@ static void share_parts(work *w, const ml_index *known, uint32_t states) {
         if (is_leaf(w, n)) find_leaf(&s, n);
     for (ml_ref n = 1; n < w->count; n++) {
         uint32_t cursor = 0;
-        if (holds(w, n) && ml_index_next(known, recipe_of(w, n), &cursor) == ML_INDEX_NONE)
-            find_holder(&s, n);
+        const bool joins = ml_graph_node(w->g, n)->op == ML_OP_CONCAT;
+        if (!holds(w, n)) continue;
+        if (joins && ml_index_next(known, recipe_of(w, n), &cursor) != ML_INDEX_NONE) continue;
+        find_holder(&s, n);
     }
     for (uint32_t i = 0; i < s.uses.count; i++) {
         const part_use *use = &s.uses.at[i];
@@ -531,6 +572,19 @@ static void list_sources(ml_plan *plan, const ml_graph *g) {
             plan->cache_sources[plan->cache_source_count++] = (uint32_t)ml_graph_args(g, n)[0];
 }
 
+static bool is_of_all_ranks(const work *w, ml_ref n) {
+    if (over_all_ranks(w, n)) return true;
+    for (int i = 0; i < ml_graph_node(w->g, n)->source_count; i++)
+        if (is_of_all_ranks(w, ml_graph_source(w->g, n, i))) return true;
+    return false;
+}
+
+static bool gathers_all_ranks(const work *w, const ml_roots *cached) {
+    for (int i = 0; i < cached->update_count; i++)
+        if (is_of_all_ranks(w, cached->updates[i].value)) return true;
+    return false;
+}
+
 /* One rebuild for each class, as each is stale at times of its own: of what no step sets after the
  * first step alone. Their steps follow when the program's are compiled. */
 static void build_rebuilds(work *w) {
@@ -545,6 +599,11 @@ static void build_rebuilds(work *w) {
         ml_graph *none = NULL;
         ml_plan *rebuild = plan_of_part(w->plan, &none, &roots, last);
         rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);
+        rebuild->all_ranks = gathers_all_ranks(w, &roots);
+        if (rebuild->all_ranks) {
+            rebuild->layout = w->plan->update_layout;
+            plan_graph_set(rebuild, plan_gather_joined(rebuild->graph, &rebuild->roots));
+        }
         if (rebuild->layout != NULL)
             ml_shard_traffic(rebuild->graph, rebuild->layout, rebuild->traffic);
         rebuild->parts = ML_NEW(rebuild->arena, ml_plan *);
@@ -566,6 +625,7 @@ static ml_ref read_cached(rewrite *r, ml_ref n, const ml_ref *sources) {
 
 typedef struct {
     ml_plan *plan;
+    bool all;
     ml_arena *scratch;
     ml_graph *graph;
 } cache_call;
@@ -576,9 +636,10 @@ static void cache_body(void *context) {
     const ml_target *target = plan->target;
     ml_graph *g = plan->graph;
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
-    work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
+    work w = {
+        .plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count, .all = call->all};
     w.often = plan->roots.microbatches > 1 || plan->roots.often;
-    w.keeps = w.often || sets_parameters(&w);
+    w.keeps = w.all && (w.often || sets_parameters(&w));
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.sets = ML_NEW_ARRAY(w.scratch, bool, states + 1);
     w.set = ML_NEW_ARRAY(w.scratch, bool, states + 1);
@@ -587,7 +648,7 @@ static void cache_body(void *context) {
     w.derived = ML_NEW_ARRAY(w.scratch, bool, count);
     w.number = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cacheable = ML_NEW_ARRAY(w.scratch, bool, count);
-    w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
+    w.casts = w.all && target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.place = ML_NEW_ARRAY(w.scratch, place, count);
     w.within = ML_NEW_ARRAY(w.scratch, ml_ref, count);
@@ -597,6 +658,7 @@ static void cache_body(void *context) {
     find_set(&w);
     find_casts(&w);
     find_operands(&w);
+    find_gathers_read(&w);
     add_states(&w);
     if (w.cached_count == 0 && plan->applied.count == 0) return;
     build_rebuilds(&w);
@@ -605,8 +667,8 @@ static void cache_body(void *context) {
     if (w.often && plan->layout != NULL) ml_shard_traffic(call->graph, plan->layout, plan->traffic);
 }
 
-ml_graph *plan_param_cache(ml_plan *plan) {
-    cache_call call = {plan, ml_arena_new(), plan->graph};
+ml_graph *plan_param_cache(ml_plan *plan, bool all) {
+    cache_call call = {plan, all, ml_arena_new(), plan->graph};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     ml_status status = ml_protect(cache_body, &call);
     ml_arena_free(call.scratch);

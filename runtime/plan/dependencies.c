@@ -122,3 +122,11 @@ void step_dependencies_find(const ml_schedule *s, ml_arena *arena, step_edges *b
     edges_fill(before, &list, s->steps.count, true, arena);
     edges_fill(after, &list, s->steps.count, false, arena);
 }
+
+void storage_uses_count(const ml_schedule *s, uint32_t *reads, uint32_t *writes) {
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++)
+            (i < step->read_count ? reads : writes)[s->values.at[step->values[i]].storage]++;
+    }
+}

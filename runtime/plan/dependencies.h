@@ -46,4 +46,7 @@ typedef struct {
 void step_dependencies_find(const ml_schedule *s, ml_arena *arena, step_edges *before,
                             step_edges *after);
 
+/* How many operands of steps each storage is, by storage: added to what is there. */
+void storage_uses_count(const ml_schedule *s, uint32_t *reads, uint32_t *writes);
+
 #endif

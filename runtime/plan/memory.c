@@ -16,6 +16,12 @@ bool ml_value_contiguous(const ml_value *value) {
     return true;
 }
 
+bool value_is_whole(const ml_schedule *s, const ml_value *value) {
+    const ml_storage *storage = &s->storages.at[value->storage];
+    return value->offset == 0 && ml_value_contiguous(value) &&
+           ml_type_bytes(&value->type) == storage->bytes;
+}
+
 static int members_of(const ml_step *step) {
     return step->members > 0 ? step->members : 1;
 }
@@ -210,12 +216,13 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     return peak;
 }
 
-/* The bytes of the state; 0 where it has been counted. */
+/* The bytes of the state; 0 where it has been counted. Where the rank's part of it is a storage,
+ * the whole is one too. */
 static int64_t account_state(ml_plan *plan, const ml_schedule *s, const ml_storage *storage,
                              bool *seen) {
     const int64_t bytes = memory_padded(storage->bytes);
     const ml_memory_kind kind = ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
-    if (seen[storage->id]) return 0;
+    if (seen[storage->id] || storage->part_of != 0) return 0;
     seen[storage->id] = true;
     *ML_PUSH(plan->arena, &plan->states) = (ml_held_state){storage->id, kind, bytes};
     plan->state_bytes[kind] += bytes;

@@ -97,6 +97,12 @@ void plan_free(ml_plan *plan) {
     ml_free(plan);
 }
 
+bool ml_plan_sets(const ml_plan *plan, uint32_t state) {
+    for (int i = 0; i < plan->roots.update_count; i++)
+        if (plan->roots.updates[i].state == state) return true;
+    return false;
+}
+
 const ml_plan *ml_plan_part(const ml_plan *plan, int i) {
     if (i < plan->part_count) return plan->parts[i];
     const ml_plan *rebuild = plan->rebuild;

@@ -61,6 +61,7 @@ struct ml_plan {
      * cache_sources[], was set since. NULL: no cache; the last. Of a plan that sets parts of cached
      * parameters these are what the other parts are computed of. */
     ml_plan *rebuild, *next;
+    bool all_ranks; /* a rebuild that all ranks compute at once, whatever groups they are in */
     uint32_t *cache_sources;
     int cache_source_count;
     /* In a check: the plan that repeats a step which left rows without a capacity slot; it shares
@@ -93,6 +94,8 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
+/* Whether a run writes the state, or a part of it. */
+bool ml_plan_sets(const ml_plan *plan, uint32_t state);
 /* The plans whose steps a program runs, by number: its parts, then what rebuilds its cache; then
  * NULL. */
 const ml_plan *ml_plan_part(const ml_plan *plan, int i);

@@ -44,6 +44,12 @@ double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t
  * nothing reads after it; where collectives run beside computation, they may lead (lower.h). */
 void plan_reduce_in_place(ml_plan *plan, bool overlap);
 
+/* ---- prefetch.c */
+/* What rebuilds a parameter cache of `program`, on GPUs: its order, its updates
+ * (plan_update_states), and all-gathers that continue beside the programs that follow. Kernels that
+ * are alike are joined after it, as their results have their memory then. */
+void plan_prefetch(ml_plan *rebuild, const ml_graph *program);
+
 /* ---- overlap.c */
 /* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
@@ -57,6 +63,8 @@ void plan_add_workspace(ml_schedule *s, ml_step *step, int64_t bytes);
 void plan_export_outputs(ml_plan *plan);
 
 /* ---- memory.c */
+/* Whether the value is all of its storage. */
+bool value_is_whole(const ml_schedule *s, const ml_value *value);
 /* The storages that a step reads, by read: found once for the step that was asked for last, as one
  * of many members has many results. */
 typedef struct {

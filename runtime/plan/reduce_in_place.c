@@ -27,11 +27,7 @@ typedef struct {
 
 static void uses_count(reduction *r, const ml_roots *roots) {
     ml_schedule *s = r->s;
-    for (uint32_t t = 0; t < s->steps.count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        for (int i = 0; i < step->read_count + step->write_count; i++)
-            (i < step->read_count ? r->reads : r->writes)[s->values.at[step->values[i]].storage]++;
-    }
+    storage_uses_count(s, r->reads, r->writes);
     for (int i = 0; i < roots->output_count; i++)
         r->reads[s->values.at[s->output_values[i]].storage]++;
     for (int i = 0; i < roots->update_count; i++)
@@ -67,12 +63,6 @@ static void sums_find(reduction *r, const ml_plan *plan, const ml_plan *microbat
     }
 }
 
-static bool is_whole(const reduction *r, const ml_value *value) {
-    const ml_storage *storage = &r->s->storages.at[value->storage];
-    return value->offset == 0 && ml_value_contiguous(value) &&
-           ml_type_bytes(&value->type) == storage->bytes;
-}
-
 /* The result's storage becomes the operand's memory, or the rank's part of it; false: it does not.
  */
 static bool in_place(reduction *r, const ml_step *step) {
@@ -83,8 +73,10 @@ static bool in_place(reduction *r, const ml_step *step) {
     ml_storage *result = &r->s->storages.at[to->storage];
     const bool scatters = c->kind == ML_COLLECTIVE_REDUCE_SCATTER;
     if (!scatters && c->kind != ML_COLLECTIVE_ALL_REDUCE) return false;
-    if (!r->sums[from->storage] || r->reads[from->storage] != 1 || !is_whole(r, from)) return false;
-    if (result->kind != ML_STORAGE_TEMPORARY || r->writes[to->storage] != 1 || !is_whole(r, to))
+    if (!r->sums[from->storage] || r->reads[from->storage] != 1 || !value_is_whole(r->s, from))
+        return false;
+    if (result->kind != ML_STORAGE_TEMPORARY || r->writes[to->storage] != 1 ||
+        !value_is_whole(r->s, to))
         return false;
     if (scatters && (operand->part_of != 0 || operand->bytes != result->bytes * c->ranks ||
                      result->bytes % ARENA_ALIGNMENT != 0))

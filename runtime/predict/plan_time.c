@@ -21,6 +21,8 @@ typedef struct {
     double now, stream[ML_MAX_MESH], *end, early[ML_MAX_MESH];
     double host[2], *host_end; /* of copies to the host and back */
     double *final;             /* by state: when its sum of gradients was last written */
+    double *ready;             /* by state: when it is prefetched; NULL: none is */
+    int ready_axis;            /* along which */
     bool sends;                /* the microbatch before has collectives of its own */
     ml_prediction *out;
 } replay;
@@ -43,9 +45,17 @@ static void wait_for(replay *r, int axis, double end) {
     wait_until(r, r->now + left * beside_link(r), &r->out->exposed);
 }
 
-static void collective(replay *r, const ml_collective_step *c, uint32_t launch) {
+/* Those that follow one another without a ticket are one launch too. */
+static bool begins_launch(const replay *r, uint32_t at, uint32_t launch) {
+    const ml_collective_step *c = r->s->steps.at[at].collective;
+    const ml_step *before = at > 0 ? &r->s->steps.at[at - 1] : NULL;
+    if (c->ticket != 0) return c->launch != launch;
+    return before == NULL || before->kind != ML_STEP_COLLECTIVE ||
+           before->collective->ticket != 0 || before->collective->mesh_axis != c->mesh_axis;
+}
+
+static void collective(replay *r, const ml_collective_step *c, bool begins) {
     int axis = c->mesh_axis;
-    bool begins = c->ticket == 0 || c->launch != launch;
     double seconds = predict_collective(r->by->rates, r->s->target, r->layout, axis, c->ranks,
                                         ml_step_sent(c), begins);
     double *stream = &r->stream[axis], now = r->now + r->early[axis];
@@ -89,6 +99,14 @@ static void host_copy(replay *r, const ml_host_copy *c) {
     r->host_end[c->ticket] = *stream;
 }
 
+/* The prefetches of what the step reads. */
+static void wait_for_states(replay *r, const ml_step *step) {
+    for (int i = 0; r->ready && i < step->read_count; i++) {
+        const ml_storage *from = &r->s->storages.at[r->s->values.at[step->values[i]].storage];
+        if (from->kind == ML_STORAGE_STATE) wait_for(r, r->ready_axis, r->ready[from->id]);
+    }
+}
+
 /* Computation, some of it beside collectives and copies. */
 static void compute(replay *r, uint32_t at) {
     predict_kind kind = PREDICT_SIMPLE;
@@ -112,10 +130,10 @@ static void replay_step(replay *r, uint32_t i, uint32_t *launch) {
     const ml_step *step = &r->s->steps.at[i];
     if (step->kind == ML_STEP_COLLECTIVE) {
         const ml_collective_step *c = step->collective;
-        if (c->lead_order != 0 && c->ticket != 0 && r->by->before)
+        if (c->lead_order != 0 && c->ticket != 0 && r->by->microbatch)
             leading(r, step, *launch);
         else
-            collective(r, c, *launch);
+            collective(r, c, begins_launch(r, i, *launch));
         *launch = c->launch;
     } else if (step->kind == ML_STEP_WAIT) {
         if (step->host_copy)
@@ -125,6 +143,7 @@ static void replay_step(replay *r, uint32_t i, uint32_t *launch) {
     } else if (step->kind == ML_STEP_HOST_COPY) {
         host_copy(r, step->host_copy);
     } else {
+        wait_for_states(r, step);
         compute(r, i);
     }
 }
@@ -164,7 +183,7 @@ static void replay_sums(const predict_basis *by, const ml_plan *microbatch, ml_a
     const uint32_t states = ml_graph_state_count(r->s->graph);
     ml_prediction unused = {0};
     predict_basis alone = *by;
-    alone.before = NULL;
+    alone.microbatch = NULL;
     replay m;
     uint32_t launch = 0;
     replay_begin(&m, &alone, microbatch, arena, &unused);
@@ -178,14 +197,61 @@ static void replay_sums(const predict_basis *by, const ml_plan *microbatch, ml_a
     for (int i = 0; i < ML_MAX_MESH; i++) r->stream[i] = m.stream[i] - m.early[i] - m.now;
 }
 
+/* How much longer a microbatch takes that begins when the rebuild `r` has computed and started its
+ * prefetches. */
+static double beside_microbatch(const predict_basis *by, replay *r, ml_arena *arena) {
+    double seconds[2];
+    predict_basis alone = *by;
+    alone.microbatch = NULL;
+    for (int beside = 0; beside < 2; beside++) {
+        ml_prediction unused = {0};
+        replay m;
+        uint32_t launch = 0;
+        replay_begin(&m, &alone, by->microbatch, arena, &unused);
+        if (beside) {
+            m.ready = ML_NEW_ARRAY(arena, double, (size_t)ml_graph_state_count(m.s->graph) + 1);
+            for (uint32_t t = 0; t < r->s->steps.count; t++) {
+                const ml_step *step = &r->s->steps.at[t];
+                const ml_collective_step *c = step->collective;
+                if (step->kind != ML_STEP_COLLECTIVE || !c->prefetch) continue;
+                const uint32_t value = step->values[1];
+                m.ready[r->s->storages.at[r->s->values.at[value].storage].id] =
+                    r->end[c->ticket] - r->now;
+                m.ready_axis = c->mesh_axis;
+            }
+            m.stream[m.ready_axis] = r->stream[m.ready_axis] - r->now;
+        }
+        for (uint32_t i = 0; i < m.s->steps.count; i++) replay_step(&m, i, &launch);
+        for (int i = 0; i < ML_MAX_MESH; i++) wait_for(&m, i, m.stream[i]);
+        seconds[beside] = m.now;
+    }
+    return seconds[1] - seconds[0];
+}
+
+static bool has_any(const ml_schedule *s, bool leads) {
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_collective_step *c = s->steps.at[t].collective;
+        if (s->steps.at[t].kind == ML_STEP_COLLECTIVE && (leads ? c->lead_order != 0 : c->prefetch))
+            return true;
+    }
+    return false;
+}
+
 static void replay_part(const predict_basis *by, const ml_plan *part, ml_arena *arena,
                         ml_prediction *out) {
     replay r;
     uint32_t launch = 0;
+    const bool leads = by->microbatch && has_any(part->schedule, true);
     replay_begin(&r, by, part, arena, out);
-    if (by->before && by->before->schedule) replay_sums(by, by->before, arena, &r);
+    if (leads && by->microbatch->schedule) replay_sums(by, by->microbatch, arena, &r);
     for (uint32_t i = 0; i < r.s->steps.count; i++) replay_step(&r, i, &launch);
-    for (int i = 0; i < ML_MAX_MESH; i++) wait_for(&r, i, r.stream[i]);
+    if (by->microbatch && by->microbatch->schedule && has_any(part->schedule, false)) {
+        const double more = beside_microbatch(by, &r, arena);
+        out->exposed += more;
+        r.now += more;
+    } else {
+        for (int i = 0; i < ML_MAX_MESH; i++) wait_for(&r, i, r.stream[i]);
+    }
     out->seconds += r.now;
 }
 

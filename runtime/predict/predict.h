@@ -40,14 +40,15 @@ typedef struct predict_products {
 } predict_products;
 
 /* By what times are predicted. `rows`: those of a program, whose attention keeps the sequences of a
- * row apart; NULL: each row is one. `products` NULL: none was timed. `before`: of a program that
- * applies sums of gradients the one of the microbatch before it, beside which collectives may lead;
- * NULL: they start with the program. */
+ * row apart; NULL: each row is one. `products` NULL: none was timed. `microbatch`: of a program
+ * that applies sums of gradients the one of the microbatch before it, beside which collectives may
+ * lead, and of a rebuild of its parameter cache the same after it, beside which prefetches
+ * continue; NULL: they start with the program, and end with it. */
 typedef struct {
     const ml_rates *rates;
     ml_sequence_rows *rows;
     predict_products *products;
-    const ml_plan *before;
+    const ml_plan *microbatch;
 } predict_basis;
 
 /* A step alone; *kind (NULL: not asked) becomes what bounds it. A WAIT takes no time. */

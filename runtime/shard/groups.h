@@ -5,9 +5,10 @@
  * own, with no message to another group, while those may run programs of other sizes. Its layout is
  * the session's with 1 rank along `of` and s along a mesh axis that exists for that size alone
  * ("cp2"), over which sequences are split. In the session's layout these axes have the size 1 and
- * come last. A state has the same part on each rank under all these layouts: parameters are whole
- * along all axes concerned, and of a sum of gradients each rank holds a term, which a program of
- * all ranks adds up (layout.h).
+ * come last. A state has the same part on each rank under all these layouts: of a sum of gradients
+ * each rank holds a term, which a program of all ranks adds up (layout.h), and parameters are whole
+ * along all axes concerned, but for those that ZeRO-1 leaves in parts: a program of groups is
+ * sharded as if they were whole, and all ranks gather them for it (optimize/gather_sharded.c).
  *
  * Where parameters are split over `of`, all groups run programs of one size together, as they
  * gather parameters from one another: then there is a mesh axis too for the groups of each size

@@ -22,7 +22,8 @@
  * axis says `keep`: then they are gathered once and live until the backward pass is done with them.
  * Other values are gathered once, or again where memory is short (passes/recompute.c). With `flat`
  * and `keep` parameters too lie in parts from one step to the next (not under pipeline stages), and
- * are gathered ahead of use, beside other work, instead of after their update.
+ * are gathered ahead of use, beside other work, instead of after their update; with accumulation
+ * once a step.
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
  * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is

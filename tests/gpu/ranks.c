@@ -16,14 +16,15 @@ typedef struct {
 } learned;
 
 #define RUN                                                                                        \
-    "run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "       \
+    "run \"$ROOT/models/%s.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "        \
     "heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d %s"
 
+/* models/gpt.lua, or llama.lua where documents are packed. */
 static learned train(process_room *room, int ranks, const char *knobs, const char *arguments) {
     learned out;
     process_result r =
         process_run(room, 0, ml_arena_format(room->arena, "EMULATOR_SHARES=1 %s", knobs), RUN,
-                    ranks, STEPS, arguments);
+                    strstr(arguments, "pack=") ? "llama" : "gpt", ranks, STEPS, arguments);
     out.output = r.output;
     for (int i = 0; i < STEPS; i++) {
         char *line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
@@ -137,6 +138,55 @@ TEST(gpu_ranks, leading) {
     process_in_room(gpu_ranks_leading);
 }
 
+/* Parameters in parts are gathered beside the first microbatch of a step, whose program is on
+ * streams or one graph, by copies or by NCCL; not along an axis that it uses itself. */
+static void gpu_ranks_prefetch(process_room *room) {
+    static const char *const layouts[] = {"dp=2", "dp=2,tp=2", "dp=4", "cp=2"};
+    static const char said[] = "continue beside the next program",
+                      wide[] = "accum=2 embed=256 layers=1";
+    gpu_need(2);
+    learned one = train(room, 1, "MLUA_VERIFY=1", wide);
+    for (int i = 0; i < 4; i++) {
+        const char *layout = layouts[i];
+        const char *output = compare_under(
+            room, ml_arena_format(room->arena, "MLUA_DEBUG=1 MLUA_GRAPHS=%d", i % 2), &one,
+            i % 3 ? 4 : 2,
+            ml_arena_format(room->arena, "%s --mesh %s --layout zero=true", wide, layout));
+        if (*output) CHECK_EQ_INT(strstr(output, said) != NULL, strcmp(layout, "cp=2") != 0);
+    }
+    const char *two = ml_arena_format(room->arena, "%s --mesh dp=2 --layout zero=true", wide);
+    CHECK(strstr(compare_under(room, "MLUA_DEBUG=1 MLUA_PEER=0", &one, 2, two), said) != NULL);
+    compare_under(room, "MLUA_CHECK=cpu", &one, 2, two);
+}
+TEST(gpu_ranks, prefetch) {
+    process_in_room(gpu_ranks_prefetch);
+}
+
+/* Likewise where groups of ranks run programs of their own, whose cached parameters all gather. */
+static void gpu_ranks_prefetch_of_groups(process_room *room) {
+    static const char documents[] =
+        "awk 'BEGIN { srand(7); for (i = 0; i < 3000; i++) { s = \"\"; n = exp(1 + 2 * rand()); "
+        "while (length(s) < n) s = s int(10 * rand()); printf \"{\\\"text\\\":\\\"%%s\\\"}\\n\", "
+        "s } }' > text.jsonl";
+    static const char packed[] =
+        "layers=1 embed=256 kv_heads=4 ffn=512 seq=32 accum=8 pack=document "
+        "data=text.jsonl";
+    gpu_need(2);
+    process_shell(room, 0, documents);
+    learned one = train(room, 1, "MLUA_VERIFY=1", packed);
+    for (int i = 0; i < 2; i++) {
+        const int ranks = 2 + 2 * i;
+        const char *output = compare_under(
+            room, ml_arena_format(room->arena, "MLUA_DEBUG=1 MLUA_GRAPHS=%d", 1 - i), &one, ranks,
+            ml_arena_format(room->arena, "%s --mesh cp=%d --layout cp=dynamic,zero=true", packed,
+                            ranks));
+        EXPECT(!*output || strstr(output, "continue beside the next program"), "none on %d", ranks);
+    }
+}
+TEST(gpu_ranks, prefetch_of_groups) {
+    process_in_room(gpu_ranks_prefetch_of_groups);
+}
+
 /* One of those that copy dies, along one mesh axis or two: the others do not wait for it for ever.
  */
 static void gpu_ranks_copies_fault(process_room *room) {
@@ -244,12 +294,12 @@ static void gpu_ranks_hosts(process_room *room) {
     } cases[] = {{"--mesh dp=2,tp=2", true, false},
                  {"--mesh dp=4 layout=fsdp", false, false},
                  {"--mesh pp=2,dp=2", false, true},
-                 {"--mesh pp=4 layers=4 accum=2", false, true}};
+                 {"--mesh pp=4 layers=4 accum=4", false, true}};
     gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     for (int i = 0; i < 4; i++) {
         const char *arguments = cases[i].arguments;
-        if (i == 3) one = train(room, 1, "MLUA_VERIFY=1", "layers=4 accum=2");
+        if (i == 3) one = train(room, 1, "MLUA_VERIFY=1", "layers=4 accum=4");
         const char *output = compare_under(room, "MLUA_HOSTS=2 MLUA_DEBUG=1", &one, 4, arguments);
         CHECK_EQ_INT(strstr(output, "of step go by copies") && !strstr(output, "peer: 0 of"),
                      cases[i].copies);
@@ -263,8 +313,8 @@ TEST(gpu_ranks, hosts) {
 
 /* Two ranks of two hosts do with one GPU: all that is sent between them is sent by NCCL. */
 static void gpu_hosts(process_room *room) {
-    static const char *const meshes[] = {"--mesh dp=2 accum=2", "--mesh pp=2 accum=2"};
-    learned one = train(room, 1, "MLUA_VERIFY=1", "accum=2");
+    static const char *const meshes[] = {"--mesh dp=2 accum=4", "--mesh pp=2 accum=4"};
+    learned one = train(room, 1, "MLUA_VERIFY=1", "accum=4");
     for (int i = 0; i < 2; i++) compare_under(room, "MLUA_HOSTS=2", &one, 2, meshes[i]);
 }
 TEST(gpu, hosts) {

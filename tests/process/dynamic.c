@@ -29,28 +29,6 @@ static void write_documents(process_room *room, unsigned seed) {
     write_longer_documents(room, seed, 1);
 }
 
-/* Every number of two outputs within 1e-5. */
-static void compare(const char *layout, const char *actual, const char *expected) {
-    int lines = 0;
-    for (;; lines++) {
-        actual = strstr(actual, "step "), expected = strstr(expected, "step ");
-        if (!actual || !expected) break;
-        for (int i = 0; i < 2; i++) {
-            char *end[2];
-            const char *from[2] = {actual + 5, expected + 5};
-            for (int k = 0; k < 2; k++) {
-                from[k] += strcspn(from[k], " ");
-                if (i) from[k] += 1 + strcspn(from[k] + 1, " ");
-            }
-            double a = strtod(from[0], &end[0]), b = strtod(from[1], &end[1]);
-            EXPECT(fabs(a - b) <= 1e-5 * (1 + fabs(b)), "%s: %g in place of %g in line %d", layout,
-                   a, b, lines + 1);
-        }
-        actual += 5, expected += 5;
-    }
-    CHECK(!actual && !expected && lines > 1);
-}
-
 static void drawn_batches(process_room *room) {
     static const char *const layouts[] = {
         "accum=8 -n 2 --mesh cp=2",
@@ -77,7 +55,7 @@ static void drawn_batches(process_room *room) {
         process_result many =
             process_run(room, 0, "", TRAIN "seed=%d %s %s", i, layouts[i],
                         strstr(layouts[i], "--layout") ? "" : "--layout cp=dynamic");
-        compare(layouts[i], many.output, one.output);
+        process_compare_steps(layouts[i], many.output, one.output);
     }
 }
 
@@ -88,7 +66,78 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=3 recurrent=true accum=8 -n 2 "
                                             "--mesh cp=2 --layout cp=dynamic");
-    compare("recurrences", many.output, one.output);
+    process_compare_steps("recurrences", many.output, one.output);
+}
+
+/* With ZeRO-1 parameters lie in parts, even or not, which all ranks gather before the first
+ * microbatch that any of them computes after an update; also where nothing else is cached. */
+PROCESS_TEST(dynamic_context_with_parameters_in_parts) {
+    static const char *const layouts[] = {
+        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,zero=true",
+        "accum=4 -n 3 --mesh cp=3 --layout cp=dynamic,zero=true",
+        "accum=2 -n 8 --mesh dp=2,cp=2,tp=2 --layout cp=dynamic,zero=true",
+        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,zero=true,exchange=1 experts=4"};
+    for (int i = 0; i < 5; i++) {
+        const char *layout = layouts[i % 4], *settings = strstr(layout, "experts");
+        write_documents(room, (unsigned)i + 31);
+        process_result one =
+            process_run(room, 0, "", TRAIN "steps=4 seed=%d %s", i, settings ? settings : "");
+        process_result many = process_run(room, 0, i < 4 ? "" : "MLUA_PARAM_CACHE=0",
+                                          TRAIN "steps=4 seed=%d %s", i, layout);
+        process_compare_steps(layout, many.output, one.output);
+    }
+}
+
+/* Ranks collect the programs of a training that has ended at other times than one another. */
+PROCESS_TEST(dynamic_context_after_another_training) {
+    write_documents(room, 41);
+    process_write(
+        room, "again.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { accum = 1 }\n"
+        "local A = m.axes { embed = 16, heads = 4, head_dim = 4, vocab = 64, seq = 32, batch = 8 "
+        "}\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table, self.wq = m.param { A.vocab, A.embed, init = 0.5 }, m.param { A.embed, "
+        "A.heads, A.head_dim }\n"
+        "  self.wo = m.param { A.heads, A.head_dim, A.embed }\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.table:gather(tokens, 'vocab')\n"
+        "  local q = m.rope(x:dot(self.wq, 'embed'))\n"
+        "  x = x + m.attention(q, q, q, { causal = true }):dot(self.wo, 'heads', 'head_dim')\n"
+        "  return x:dot(self.table, 'embed')\n"
+        "end\n"
+        "local net = Net()\n"
+        "for i = 1, 3 do\n"
+        "  local r = m.train { model = net, batch = A.batch, seq = A.seq, accum = cfg.accum, "
+        "steps = 2, data = 'text.jsonl', pack = 'document', optimizer = m.sgd { lr = 0.02 }, "
+        "eval_every = 1, eval_batches = 1, layout = m.layout.megatron { zero = true } }\n"
+        "  if m.rank() == i % 2 then collectgarbage() end\n"
+        "  if m.rank() == 0 then\n"
+        "    print(('step %d %.9g %.9g'):format(i, r.loss, r.eval_loss))\n"
+        "  end\n"
+        "end\n");
+    process_result one = process_run(room, 0, "", "run --device cpu --quiet again.lua");
+    process_result many = process_run(room, 0, "MLUA_TIMEOUT=20",
+                                      "run --device cpu --quiet again.lua accum=4 -n 4 --mesh cp=4 "
+                                      "--layout cp=dynamic");
+    process_compare_steps("three trainings", many.output, one.output);
+}
+
+/* Each rank has its parts, and a copy in the dtype of products, which is all that is gathered. */
+PROCESS_TEST(dynamic_context_gathers_parameters_as_products_read_them) {
+    process_result r = process_run(
+        room, 0, "",
+        "check --device h200 --json \"$ROOT/models/llama.lua\" layers=2 embed=512 heads=8 "
+        "kv_heads=8 ffn=1024 vocab=4096 seq=1024 batch=8 accum=8 pack=document --mesh cp=4 "
+        "--layout cp=dynamic,zero=true");
+    const double parts = 3.0 / 4, elements = process_number(r.output, "\"parameters\":");
+    const char *dp = strstr(r.output, "\"dp\":{");
+    const char *gathers = dp ? strstr(dp, "\"all-gather\":{") : NULL;
+    CHECK(gathers != NULL);
+    const double sent = process_number(gathers, "\"bytes\":"), wanted = 2 * parts * elements;
+    EXPECT(sent >= wanted && sent <= 1.01 * wanted, "%.0f bytes are sent, not %.0f", sent, wanted);
 }
 
 /* A table over the window's positions is read at those of each document, on rows of any length. */
@@ -98,7 +147,7 @@ PROCESS_TEST(dynamic_context_of_learned_positions) {
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=3 learned=true accum=8 -n 2 "
                                             "--mesh cp=2 --layout cp=dynamic");
-    compare("learned positions", many.output, one.output);
+    process_compare_steps("learned positions", many.output, one.output);
 }
 
 /* Sums, products and means over positions count what one rank's do, in losses and their results. */
@@ -110,7 +159,7 @@ PROCESS_TEST(dynamic_context_of_sums_over_positions) {
     for (int i = 0; i < 2; i++) {
         process_result many =
             process_run(room, 0, "", TRAIN "steps=3 sums=true --layout cp=dynamic %s", layouts[i]);
-        compare("sums over positions", many.output, one.output);
+        process_compare_steps("sums over positions", many.output, one.output);
     }
 }
 
@@ -123,7 +172,7 @@ PROCESS_TEST(dynamic_context_in_stages) {
     write_documents(room, 5);
     process_result one = process_run(room, 0, "", TRAIN "steps=3 layers=4");
     process_result many = process_run(room, 0, "", TRAIN "steps=3 -n 4 --out run " STAGES);
-    compare("stages", many.output, one.output);
+    process_compare_steps("stages", many.output, one.output);
     process_result line = process_shell(room, 0, "grep memory_gib run/metrics.jsonl | tail -n 1");
     process_result check = process_run(
         room, 0, "", "check --device cpu --json $ROOT/tests/lua/lib/drawn_documents.lua " STAGES);
@@ -147,10 +196,10 @@ PROCESS_TEST(dynamic_context_of_experts) {
     process_result one = process_run(room, 0, "", TRAIN "steps=3 experts=4");
     process_result many = process_run(
         room, 0, "", TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic");
-    compare("experts", many.output, one.output);
+    process_compare_steps("experts", many.output, one.output);
     many = process_run(room, 0, "",
                        TRAIN "steps=3 experts=4 accum=8 -n 2 --mesh cp=2 --layout cp=dynamic");
-    compare("experts, each rank's tokens sorted apart", many.output, one.output);
+    process_compare_steps("experts, each rank's tokens sorted apart", many.output, one.output);
 }
 
 /* A script's trainings have totals of their own, of other sizes too. */
@@ -160,7 +209,7 @@ PROCESS_TEST(dynamic_context_of_two_mixtures) {
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=2 experts=4 second=6 accum=8 -n 2 --mesh cp=2 "
                                             "--layout cp=dynamic");
-    compare("two mixtures of experts", many.output, one.output);
+    process_compare_steps("two mixtures of experts", many.output, one.output);
 }
 
 /* Ranks of cp sort their own tokens by experts: none does another's work. */
@@ -218,7 +267,7 @@ PROCESS_TEST(dynamic_context_rows_of_which_all_fit) {
     process_result r = process_run(
         room, 0, "",
         "check --device h200 \"$ROOT/models/llama.lua\" preset=llama-1b layers=1 batch=8 accum=8 "
-        "pack=document --mesh cp=2 --layout cp=dynamic --memory 6.5GiB");
+        "pack=document --mesh cp=2 --layout cp=dynamic,zero=false --memory 7.8GiB");
     process_expect(&r, "in rows of up to 3072");
 }
 
@@ -286,7 +335,7 @@ PROCESS_TEST(dynamic_context_of_split_parameters) {
     process_result one = process_run(room, 0, "", TRAIN "steps=3");
     process_result many = process_run(
         room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp");
-    compare("FSDP", many.output, one.output);
+    process_compare_steps("FSDP", many.output, one.output);
 }
 
 /* Rows so long that attention reads gathered keys in the order of ranks, those of groups too. */
@@ -298,7 +347,7 @@ PROCESS_TEST(context_in_the_order_of_ranks) {
     for (int i = 0; i < 2; i++) {
         process_result many =
             process_run(room, 0, "", TRAIN "steps=2 layers=1 seq=512 accum=8 %s", layouts[i]);
-        compare(layouts[i], many.output, one.output);
+        process_compare_steps(layouts[i], many.output, one.output);
     }
     process_result plan = process_run(room, 0, "MLUA_DUMP=simplify_decomposed",
                                       "check --device cpu $ROOT/tests/lua/lib/drawn_documents.lua "

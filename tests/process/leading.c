@@ -1,5 +1,6 @@
 /* Sums of gradients over ranks: in the sums' own memory, beside the last microbatch where that can
- * be (runtime/plan/reduce_in_place.c). Plans for GPUs, printed; and what ranks on the CPU learn. */
+ * be (runtime/plan/reduce_in_place.c); parameters gathered beside the first (prefetch.c). Plans for
+ * GPUs, printed; and what ranks on the CPU learn. */
 #include <stdio.h>
 #include <string.h>
 
@@ -116,7 +117,8 @@ static const char lead_script[] =
     "1 }\n"
     "local micro, update = step.accumulated_step(o)\n"
     "local alone, behind = update:cost 'h200', update:cost('h200', micro)\n"
-    "print(('update %.4f %.4f'):format(1e3 * alone, 1e3 * behind))\n";
+    "local rebuild = select(4, update:cost('h200', micro))\n"
+    "print(('update %.4f %.4f rebuild %.4f'):format(1e3 * alone, 1e3 * behind, 1e3 * rebuild))\n";
 
 /* An update takes less time behind a microbatch beside which it sums over ranks. */
 PROCESS_TEST(sums_that_lead_are_predicted) {
@@ -135,4 +137,23 @@ PROCESS_TEST(sums_that_lead_are_predicted) {
         CHECK(sscanf(strstr(r.output, "update "), "update %lf %lf", &alone, &behind) == 2);
         EXPECT(behind == alone, "%.4f ms, behind a microbatch %.4f", alone, behind);
     }
+}
+
+/* Parameters in parts are gathered after an update, for the most part beside the next microbatch;
+ * whole ones are not gathered at all. */
+PROCESS_TEST(parameters_are_prefetched) {
+    static const char *const knobs[] = {"", "MLUA_OVERLAP=0"};
+    double rebuild[2], whole = -1;
+    process_write(room, "lead.lua", lead_script);
+    for (int i = 0; i < 2; i++) {
+        process_result r =
+            process_run(room, 0, knobs[i], "check lead.lua --device h200 --mesh dp=4");
+        rebuild[i] = process_number(r.output, "rebuild ");
+    }
+    EXPECT(rebuild[0] > 0 && rebuild[0] < 0.5 * rebuild[1], "%.4f ms, without overlap %.4f",
+           rebuild[0], rebuild[1]);
+    process_result r =
+        process_run(room, 0, "", "check lead.lua --device h200 --mesh dp=4 zero=false");
+    whole = process_number(r.output, "rebuild ");
+    EXPECT(whole == 0, "%.4f ms of whole parameters", whole);
 }

@@ -198,3 +198,24 @@ void process_compare_lines(const char *actual, const char *expected, const char 
     EXPECT(!(*a || *b), "%s:\n%s\nis not\n%s", what, actual, expected);
     CHECK(numbers > 20);
 }
+
+void process_compare_steps(const char *layout, const char *actual, const char *expected) {
+    int lines = 0;
+    for (;; lines++) {
+        actual = strstr(actual, "step "), expected = strstr(expected, "step ");
+        if (!actual || !expected) break;
+        for (int i = 0; i < 2; i++) {
+            char *end[2];
+            const char *from[2] = {actual + 5, expected + 5};
+            for (int k = 0; k < 2; k++) {
+                from[k] += strcspn(from[k], " ");
+                if (i) from[k] += 1 + strcspn(from[k] + 1, " ");
+            }
+            double a = strtod(from[0], &end[0]), b = strtod(from[1], &end[1]);
+            EXPECT(fabs(a - b) <= 1e-5 * (1 + fabs(b)), "%s: %g in place of %g in line %d", layout,
+                   a, b, lines + 1);
+        }
+        actual += 5, expected += 5;
+    }
+    CHECK(!actual && !expected && lines > 1);
+}

@@ -67,6 +67,9 @@ void process_write(process_room *room, const char *name, const char *text);
 
 /* The number that follows `key` in a text, which must be there. */
 double process_number(const char *text, const char *key);
+/* The two numbers of each line "step N A B" of two outputs, within 1e-5; `layout` is for messages.
+ */
+void process_compare_steps(const char *layout, const char *actual, const char *expected);
 
 /* Write "text", which no version of this repository changes; the default text is the repository's
  * own, and on some, rounding alone moves one rank's norms by 1e-4 within three steps, as Adam's

@@ -514,6 +514,12 @@ static int program_finish(lua_State *L) {
     return 1;
 }
 
+static int program_refresh(lua_State *L) {
+    vm_program *p = check_program(L);
+    if (p->program) vm_check(L, ml_program_refresh(p->program));
+    return 0;
+}
+
 static int program_call(lua_State *L) {
     program_start(L);
     return program_finish(L);
@@ -550,21 +556,38 @@ static int program_plan(lua_State *L) {
 }
 
 typedef struct {
-    const ml_plan *plan, *before;
+    const ml_plan *plan, *microbatch;
     const ml_rates *rates;
-    double seconds, attention;
+    double seconds, attention, rebuilds;
 } cost_call;
+
+/* Of what microbatches have cached, what is computed anew after each run of a program. */
+static double predict_rebuilds(const cost_call *call) {
+    const predict_basis by = {.rates = call->rates, .microbatch = call->microbatch};
+    ml_prediction one;
+    double seconds = 0;
+    for (const ml_plan *r = call->microbatch ? call->microbatch->rebuild : NULL; r; r = r->next) {
+        bool stale = false;
+        for (int i = 0; i < r->cache_source_count; i++)
+            stale |= ml_plan_sets(call->plan, r->cache_sources[i]);
+        if (!stale || ml_plan_sets(call->plan, r->roots.updates[0].state)) continue;
+        predict_plan(&by, r, &one);
+        seconds += one.seconds;
+    }
+    return seconds;
+}
 
 /* Of attention what follows query-key pairs: a row without pairs takes the rest of the time. */
 static void predict_cost(void *argument) {
     cost_call *call = argument;
     ml_sequence_rows none = {0};
     ml_prediction whole, rest;
-    predict_basis by = {.rates = call->rates, .before = call->before};
+    predict_basis by = {.rates = call->rates, .microbatch = call->microbatch};
     predict_microbatch(&by, call->plan, &whole);
     by.rows = &none;
     predict_microbatch(&by, call->plan, &rest);
     call->seconds = whole.seconds;
+    call->rebuilds = predict_rebuilds(call);
     call->attention = whole.seconds - rest.seconds;
 }
 
@@ -581,15 +604,16 @@ static int program_cost(lua_State *L) {
     const char *gpu = luaL_optstring(L, 2, "h100");
     cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
-    const vm_program *before = vm_to_program(L, 3);
-    call.before = before ? vm_program_plan(before) : NULL;
+    const vm_program *microbatch = vm_to_program(L, 3);
+    call.microbatch = microbatch ? vm_program_plan(microbatch) : NULL;
     vm_protect(L, predict_cost, &call);
     double seconds = call.seconds, attention = call.attention;
     bool staged = call.plan->pipeline != NULL;
     lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
     lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
     lua_pushboolean(L, fits(call.plan));
-    return 3;
+    lua_pushnumber(L, call.rebuilds);
+    return 4;
 }
 
 typedef struct {
@@ -648,15 +672,17 @@ static const vm_entry methods[] = {
      "the first half of a call: enqueues the work and returns while it runs; inputs may be reused"},
     {"finish", program_finish, "-> table",
      "the second half: waits and gives the outputs; no other program may run in between"},
+    {"refresh", program_refresh, "",
+     "of a program of groups of ranks: what all ranks gather for it at once, where that is stale"},
     {"bubble", program_bubble, "-> number?, number?, number?",
      "the share of a step in which pipeline ranks wait: measured, as predicted from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
-    {"cost", program_cost, "gpu?: string -> number, number, boolean",
+    {"cost", program_cost, "gpu?: string, microbatch?: Program -> number, number, boolean, number",
      "seconds of a run, or of a microbatch on the slowest pipeline rank, and those of its "
      "attention, by the table of an H100 or of `gpu`, and whether it fits in memory with what does "
-     "its steps again: to compare "
-     "programs"},
+     "its steps again: to compare programs. Of an update behind its last microbatch, beside which "
+     "sums may be added up, also the seconds of what the next one's parameter cache takes"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},

@@ -36,7 +36,7 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p) {
 typedef struct {
     const ml_rates *rates;
     predict_products *products;
-    const ml_plan *plan, *before;
+    const ml_plan *plan, *microbatch;
     const vm_host *documents; /* NULL: each row is one */
     ml_arena *arena;
     ml_prediction one;
@@ -46,7 +46,7 @@ static void predict(void *argument) {
     predict_call *call = argument;
     const vm_host *h = call->documents;
     ml_sequence_rows rows;
-    predict_basis by = {call->rates, h ? &rows : NULL, call->products, call->before};
+    predict_basis by = {call->rates, h ? &rows : NULL, call->products, call->microbatch};
     if (h) ml_sequence_rows_read(call->arena, h->data, h->dims[0], h->dims[1], &rows);
     predict_plan(&by, call->plan, &call->one);
 }
@@ -54,7 +54,7 @@ static void predict(void *argument) {
 static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double times) {
     call->rates = &p->rates;
     call->products = p->products;
-    call->before = p->microbatch;
+    call->microbatch = p->microbatch;
     call->arena = ml_arena_new();
     ml_status status = call->arena ? ml_protect(predict, call)
                                    : ml_fail(ML_NO_MEMORY, "not enough host memory to predict");
@@ -97,14 +97,13 @@ static double mfu(const vm_predicted *p, double flops) {
 }
 
 static bool step_sets(lua_State *L, int64_t programs, uint32_t state) {
-    for (int64_t i = 1; i <= programs; i++) {
+    bool sets = false;
+    for (int64_t i = 1; i <= programs && !sets; i++) {
         lua_rawgeti(L, 1, i);
-        const ml_roots *roots = &vm_program_plan(vm_to_program(L, -1))->roots;
+        sets = ml_plan_sets(vm_program_plan(vm_to_program(L, -1)), state);
         lua_pop(L, 1);
-        for (int k = 0; k < roots->update_count; k++)
-            if (roots->updates[k].state == state) return true;
     }
-    return false;
+    return sets;
 }
 
 const ml_plan *predicted_rebuild(lua_State *L, int64_t programs, const ml_plan *rebuild) {

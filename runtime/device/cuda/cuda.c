@@ -101,6 +101,7 @@ static void cuda_close(ml_device *device) {
     if (d->stream) cuda_wait_for(d, NULL);
     if (!cuda_ranks_close(d)) return;
     cuda_ce_close(d);
+    cuda_prefetch_close(d);
     cuda_fetch_close(d);
     cuda_host_copy_close(d);
     cuda_unstage(device);

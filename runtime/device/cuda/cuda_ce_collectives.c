@@ -302,6 +302,7 @@ ml_status cuda_ce_forget(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
     bool closed = true;
     if (!d->ce || d->ce->aborted) return ML_OK;
+    ML_TRY(cuda_prefetch_await_all(d));
     ML_TRY(cuda_wait_for(d, NULL));
     cuda_ipc_forget(d);
     for (int i = 0; i < ML_MAX_MESH; i++)

@@ -147,7 +147,8 @@ ml_status cuda_collect_group(ml_executable *e, const cuda_step *step) {
     CUDA_TRY(cuEventRecord(ticket->ready, d->stream));
     CUDA_TRY(cuStreamWaitEvent(stream, ticket->ready, 0));
     ML_TRY(await_leading(e, first->mesh_axis, stream));
-    return cuda_collect_beside(e, step, stream);
+    ML_TRY(cuda_collect_beside(e, step, stream));
+    return first->prefetch ? cuda_prefetch_launched(e, step, stream) : ML_OK;
 }
 
 ml_status cuda_collect_beside(ml_executable *e, const cuda_step *step, CUstream stream) {

@@ -109,9 +109,10 @@ static ml_status enqueue_timed(ml_executable *e, const cuda_step *step) {
 }
 
 ml_status cuda_enqueue_all(ml_executable *e) {
-    uint32_t next_mark = 0;
+    uint32_t next_mark = 0, next_await = 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
+        ML_TRY(cuda_prefetch_await(e, i, &next_await));
         if (step->step->kind == ML_STEP_COLLECTIVE)
             ML_TRY(cuda_collect_group(e, step));
         else if (step->step->kind == ML_STEP_HOST_COPY)
@@ -175,6 +176,7 @@ static bool runs_on_streams(const ml_executable *e) {
     const double start = 20e-6; /* seconds of the host for a step, at most */
     bool copies = false;
     const int asked = e->device->base.options.graphs;
+    if (e->prefetches) return true; /* a graph ends with all that it has begun */
     if (asked >= 0) return !asked;
     for (uint32_t i = 0; i < e->step_count; i++)
         copies |= e->steps[i].ce != NULL || e->steps[i].step->kind == ML_STEP_HOST_COPY;

@@ -302,6 +302,7 @@ static void load_body(void *argument) {
         if (e->steps[i].step->kind == ML_STEP_LOOP) cuda_loop_load(e, &e->steps[i]);
     cuda_collect_load(e);
     cuda_lead_load(e);
+    cuda_prefetch_load(e);
     cuda_host_copy_load(e);
     int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -395,6 +396,7 @@ ml_status cuda_load_body(cuda_device *device, const ml_plan *plan, ml_executable
 
 void cuda_unload(ml_executable *e) {
     if (!e) return;
+    cuda_prefetch_await_all(e->device);
     cuda_wait_for(e->device, NULL);
     ml_check_free(e->checker);
     cuda_graph_forget(e);
@@ -490,6 +492,15 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     return status;
 }
 
+/* The program waits for prefetches of what it uses; a graph that waits for fewer is captured anew.
+ */
+static ml_status follow_prefetches(ml_executable *e) {
+    bool more = false;
+    ML_TRY(cuda_prefetch_follow(e, &more));
+    if (more) cuda_graph_forget(e);
+    return ML_OK;
+}
+
 /* ---- Run ------------------------------------------------------------------------------------- */
 ml_status cuda_run(ml_executable *e) {
     if (!e->bound) return ml_fail(ML_INTERNAL, "an executable was run before it was bound");
@@ -500,8 +511,10 @@ ml_status cuda_run(ml_executable *e) {
     e->device->marked = NULL;
     e->led = false;
     if (e->device->nccl) cuda_note_run(e);
-    if (e->checker) return cuda_run_checked(e);
     ml_run_mode mode = ml_profile_mode(e->device->base.profile);
+    const bool plain = !e->checker && (mode == ML_RUN_PLAIN || mode == ML_RUN_WHOLE);
+    ML_TRY(plain ? follow_prefetches(e) : cuda_prefetch_await_all(e->device));
+    if (e->checker) return cuda_run_checked(e);
     return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
 }
 
@@ -509,6 +522,7 @@ ml_status cuda_ready(ml_executable *e) {
     if (e->workspace_generation != e->device->workspace_generation)
         ML_TRY(cuda_bind(e, e->addresses));
     if (e->checker || e->graph || e->graph_refused) return ML_OK;
+    ML_TRY(follow_prefetches(e));
     ML_TRY(cuda_graph_capture(e));
     if (e->graph) CUDA_TRY(cuGraphUpload(e->graph, e->device->stream));
     cuda_doing(NULL);

@@ -35,6 +35,19 @@ typedef struct {
     uint32_t shared_bytes; /* of a launch, that the function's attribute was asked to allow */
 } cuda_function;
 
+/* Of states that are prefetched (cuda_prefetch.c). */
+typedef struct {
+    CUevent event;
+    int axis; /* of the mesh, on whose stream it is recorded */
+} cuda_prefetch_event;
+typedef struct {
+    ML_VEC(cuda_prefetch_event) events;
+    uint32_t *event_of; /* by state, below `states`: 1 + the number of its event; 0: none */
+    uint32_t states;
+    uint32_t generation; /* counts what is added to the events */
+    bool pending;        /* some launch may not be waited for yet */
+} cuda_prefetch;
+
 struct cuda_device;
 /* What a wait looks for meanwhile, where there are other ranks. */
 typedef struct {
@@ -48,7 +61,7 @@ typedef struct cuda_device {
     CUdevice device;
     CUcontext context;
     CUstream stream;
-    CUstream host_streams[2]; /* copies to host memory and back; NULL until needed */
+    CUstream host_streams[2];  /* copies to host memory and back; NULL until needed */
     char *pinned[CUDA_PINNED]; /* host memory; one is free once its event has passed */
     CUevent pinned_event[CUDA_PINNED];
     int pinned_next;
@@ -78,6 +91,7 @@ typedef struct cuda_device {
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
     uint32_t opened_count, opened_generation;
+    cuda_prefetch prefetch;
     const ml_executable
         *marked; /* whose marks say when sums of gradients are final; NULL: none's */
     bool parted; /* from the other ranks: none of their memory is open any more */
@@ -188,6 +202,11 @@ typedef struct {
     CUevent event;
 } cuda_sum_mark;
 
+/* Before the step the event of a prefetch. */
+typedef struct {
+    uint32_t step, event;
+} cuda_await;
+
 struct ml_executable {
     cuda_device *device;
     const ml_plan *plan;
@@ -215,7 +234,10 @@ struct ml_executable {
     ML_VEC(cuda_sum_mark) marks;     /* of a program that writes sums of gradients */
     const uint32_t *sum_marks;       /* by state, below sum_count: the mark behind its last write */
     uint32_t sum_count;
-    bool launched; /* something of the present run is on the stream */
+    bool prefetches;            /* some collectives continue after a run */
+    ML_VEC(cuda_await) awaits;  /* of prefetches, in the order of steps */
+    uint32_t awaits_generation; /* of the device's events when they were found */
+    bool launched;              /* something of the present run is on the stream */
     uint64_t runs;
     ml_checker *checker;          /* where MLUA_CHECK asks for one */
     ml_profile_program *profiled; /* its description; NULL until a run is timed */
@@ -248,6 +270,16 @@ void cuda_lead_load(ml_executable *executable); /* raises */
 void cuda_lead_unload(ml_executable *executable);
 ml_status cuda_lead_start(ml_executable *executable);
 ml_status cuda_lead_mark(const ml_executable *executable, uint32_t step, uint32_t *next);
+/* Prefetches (cuda_prefetch.c). Finds those of the program; launched: records events behind a group
+ * on its stream; follow: finds what a program waits for, before a run, and whether it is more than
+ * before; await: before a step, *next counts; all: for runs that are not plain, and before memory
+ * is given back. */
+void cuda_prefetch_load(ml_executable *executable); /* raises */
+ml_status cuda_prefetch_launched(ml_executable *executable, const cuda_step *step, CUstream stream);
+ml_status cuda_prefetch_follow(ml_executable *executable, bool *more);
+ml_status cuda_prefetch_await(const ml_executable *executable, uint32_t step, uint32_t *next);
+ml_status cuda_prefetch_await_all(cuda_device *device);
+void cuda_prefetch_close(cuda_device *device);
 /* Each of `count` values becomes the smallest of the ranks with which this executable has
  * collectives, and of those with which these have some. */
 ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t count);

@@ -187,6 +187,7 @@ static ml_status run_steps(ml_executable *e) {
     ml_status status = cuda_enqueue_all(e);
     e->times->recording = false;
     ML_TRY(status);
+    ML_TRY(cuda_prefetch_await_all(e->device));
     ML_TRY(cuda_wait_for(e->device, NULL));
     return record_steps(e, start);
 }

@@ -19,7 +19,7 @@ static void *storage_address(const ml_program *program, int v, int p, int slot,
         return saved_in_slot(program, v, slot, tasks->tasks[p].exports[storage->id]);
     case ML_STORAGE_HOST:
         return program->pipeline->stages[v].host + slot * stage->host_bytes + storage->offset;
-    default: return program_address(program, storage);
+    default: return program_address(program, program->plan, storage);
     }
 }
 
