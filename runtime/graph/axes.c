@@ -9,6 +9,17 @@ int ml_type_find(const ml_type *t, ml_axis axis) {
     return -1;
 }
 
+ml_type ml_type_fronted(const ml_type *t, int position) {
+    ml_type out = *t;
+    for (int i = position; i > 0; i--) {
+        out.axis[i] = out.axis[i - 1];
+        out.size[i] = out.size[i - 1];
+    }
+    out.axis[0] = t->axis[position];
+    out.size[0] = t->size[position];
+    return out;
+}
+
 int64_t ml_type_size(const ml_type *t, ml_axis axis) {
     int at = ml_type_find(t, axis);
     return at < 0 ? 0 : t->size[at];

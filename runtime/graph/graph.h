@@ -109,6 +109,8 @@ const char *ml_axis_name(const ml_graph *g, ml_axis axis);
 ml_axis ml_axis_fresh(ml_graph *g, const char *stem);
 int ml_type_find(const ml_type *t, ml_axis axis);     /* position, or -1 */
 int64_t ml_type_size(const ml_type *t, ml_axis axis); /* of the axis; 0 where t lacks it */
+/* The type with the axis at `position` first. */
+ml_type ml_type_fronted(const ml_type *t, int position);
 /* What a tensor may have at most, and all states together: 2^57, so that sums of a few sizes in
  * bytes stay within int64. */
 #define ML_MAX_ELEMENTS ((int64_t)1 << 57)

@@ -44,14 +44,6 @@ bool plan_reads_sharded(const ml_plan *plan) {
     return false;
 }
 
-static ml_type fronted(const ml_type *t, int position) {
-    ml_type out = *t;
-    for (int i = position; i > 0; i--) out.axis[i] = t->axis[i - 1], out.size[i] = t->size[i - 1];
-    out.axis[0] = t->axis[position];
-    out.size[0] = t->size[position];
-    return out;
-}
-
 /* The parameter n gathered over all ranks, its parts cast before; 0: the program has it whole. */
 static ml_ref gather(rewrite *r, ml_ref n, ml_dtype dtype) {
     const gathers *all = r->context;
@@ -65,7 +57,7 @@ static ml_ref gather(rewrite *r, ml_ref n, ml_dtype dtype) {
     const int64_t args[] = {mesh, all->plan->update_layout->axis[mesh].size};
     ml_ref x = ml_graph_add(r->to, ML_OP_STATE, NULL, 0, id, 1, &part);
     x = ml_cast(r->to, x, dtype);
-    order = fronted(&part, at.axis);
+    order = ml_type_fronted(&part, at.axis);
     x = ml_permute(r->to, x, &order);
     x = ml_graph_add(r->to, ML_OP_ALL_GATHER, &x, 1, args, 2, NULL);
     if (ml_graph_type(r->to, x)->size[0] > whole->size[at.axis]) /* the last part is filled up */

@@ -97,10 +97,18 @@ void plan_free(ml_plan *plan) {
     ml_free(plan);
 }
 
-bool ml_plan_sets(const ml_plan *plan, uint32_t state) {
-    for (int i = 0; i < plan->roots.update_count; i++)
-        if (plan->roots.updates[i].state == state) return true;
+static bool sets(const ml_plan *const *programs, int64_t count, uint32_t state) {
+    for (int64_t p = 0; p < count; p++)
+        for (int i = 0; i < programs[p]->roots.update_count; i++)
+            if (programs[p]->roots.updates[i].state == state) return true;
     return false;
+}
+
+bool ml_plan_leaves_stale(const ml_plan *const *programs, int64_t count, const ml_plan *rebuild) {
+    bool stale = false;
+    for (int i = 0; i < rebuild->cache_source_count && !stale; i++)
+        stale = sets(programs, count, rebuild->cache_sources[i]);
+    return stale && !sets(programs, count, rebuild->roots.updates[0].state);
 }
 
 const ml_plan *ml_plan_part(const ml_plan *plan, int i) {

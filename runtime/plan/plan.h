@@ -94,8 +94,9 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
-/* Whether a run writes the state, or a part of it. */
-bool ml_plan_sets(const ml_plan *plan, uint32_t state);
+/* Whether a step of these programs leaves a rebuild stale: one of them sets what it reads, and none
+ * what it computes. */
+bool ml_plan_leaves_stale(const ml_plan *const *programs, int64_t count, const ml_plan *rebuild);
 /* The plans whose steps a program runs, by number: its parts, then what rebuilds its cache; then
  * NULL. */
 const ml_plan *ml_plan_part(const ml_plan *plan, int i);

@@ -97,18 +97,6 @@ typedef struct {
     bool copy; /* of a forward value, for the backward pass */
 } movement;
 
-/* The axes of t with the one at `position` first. */
-static ml_type fronted(const ml_type *t, int position) {
-    ml_type out = *t;
-    for (int i = position; i > 0; i--) {
-        out.axis[i] = out.axis[i - 1];
-        out.size[i] = out.size[i - 1];
-    }
-    out.axis[0] = t->axis[position];
-    out.size[0] = t->size[position];
-    return out;
-}
-
 /* A product whose first axis would be the one at `position` were its operands exchanged: so made,
  * it need not be copied. */
 static ml_ref exchanged_product(movement *m, int position) {
@@ -133,7 +121,7 @@ static ml_ref exchanged_product(movement *m, int position) {
 }
 
 static ml_ref to_front(movement *m, int position) {
-    ml_type front = fronted(ml_graph_type(m->s->to, m->node), position);
+    ml_type front = ml_type_fronted(ml_graph_type(m->s->to, m->node), position);
     return ml_permute(m->s->to, exchanged_product(m, position), &front);
 }
 
@@ -193,8 +181,8 @@ static void exchange(movement *m, int i, int from, int to) {
     int64_t ranks = m->s->layout->axis[i].size, size = t->size[to];
     ml_ref x = ml_split(g, m->node, cut, peer, ranks, cut, size / ranks);
     ml_type order = *ml_graph_type(g, x);
-    order = fronted(&order, ml_type_find(&order, whole));
-    order = fronted(&order, ml_type_find(&order, peer));
+    order = ml_type_fronted(&order, ml_type_find(&order, whole));
+    order = ml_type_fronted(&order, ml_type_find(&order, peer));
     x = collective(m, ML_OP_ALL_TO_ALL, ml_permute(g, x, &order), i, ML_PARTIAL_SUM);
     back(m, ml_merge(g, x, peer, whole, whole));
 }

@@ -45,7 +45,8 @@ TEST(comm, measured_sums) {
     CHECK_STATUS(ml_comm_measure_sum(9, 16, &few), ML_INTERNAL);
 }
 
-/* Ranks that are threads are not taken for dead, however long they measure: here 0.8 s. */
+/* Threads as ranks hold no locks of their own, so no rank reports another as dead: measured for
+ * 0.8 s, which is longer than the first check of the locks. */
 TEST(comm, measured_for_long) {
     double seconds = 0;
     CHECK_STATUS(ml_comm_measure_wait(2, 0.035, &seconds), ML_OK);

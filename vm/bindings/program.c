@@ -567,10 +567,7 @@ static double predict_rebuilds(const cost_call *call) {
     ml_prediction one;
     double seconds = 0;
     for (const ml_plan *r = call->microbatch ? call->microbatch->rebuild : NULL; r; r = r->next) {
-        bool stale = false;
-        for (int i = 0; i < r->cache_source_count; i++)
-            stale |= ml_plan_sets(call->plan, r->cache_sources[i]);
-        if (!stale || ml_plan_sets(call->plan, r->roots.updates[0].state)) continue;
+        if (!ml_plan_leaves_stale(&call->plan, 1, r)) continue;
         predict_plan(&by, r, &one);
         seconds += one.seconds;
     }

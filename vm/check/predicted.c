@@ -96,24 +96,16 @@ static double mfu(const vm_predicted *p, double flops) {
     return p->peak_flops > 0 ? flops / p->step.seconds / p->peak_flops : 0;
 }
 
-static bool step_sets(lua_State *L, int64_t programs, uint32_t state) {
-    bool sets = false;
-    for (int64_t i = 1; i <= programs && !sets; i++) {
-        lua_rawgeti(L, 1, i);
-        sets = ml_plan_sets(vm_program_plan(vm_to_program(L, -1)), state);
+const ml_plan *predicted_rebuild(lua_State *L, int64_t programs, const ml_plan *rebuild) {
+    const ml_plan **list = lua_newuserdatauv(L, (size_t)(programs + 1) * sizeof *list, 0);
+    for (int64_t i = 0; i < programs; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        list[i] = vm_program_plan(vm_to_program(L, -1));
         lua_pop(L, 1);
     }
-    return sets;
-}
-
-const ml_plan *predicted_rebuild(lua_State *L, int64_t programs, const ml_plan *rebuild) {
-    for (; rebuild; rebuild = rebuild->next) {
-        bool stale = false;
-        for (int i = 0; i < rebuild->cache_source_count && !stale; i++)
-            stale = step_sets(L, programs, rebuild->cache_sources[i]);
-        if (stale && !step_sets(L, programs, rebuild->roots.updates[0].state)) return rebuild;
-    }
-    return NULL;
+    while (rebuild && !ml_plan_leaves_stale(list, programs, rebuild)) rebuild = rebuild->next;
+    lua_pop(L, 1);
+    return rebuild;
 }
 
 void predicted_print(const vm_predicted *p, double tokens, bool samples, double flops) {
