@@ -65,18 +65,19 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together }
+  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
   if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
+  local share = math.min(most, d.tokens or most)
   for _, size in ipairs(groups.sizes) do
     d.groups[#d.groups + 1] = { ranks = size }
-    if size * most >= o.seq.size then
+    if size * share >= o.seq.size then
       set_rows(d, ROOM)
       return d
     end
   end
   local last = groups.sizes[#groups.sizes]
-  refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, most),
-    ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
+  refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, share),
+    share < most and ("cp_tokens=%d would do"):format(math.ceil(o.seq.size / last)) or ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
 end
 
 -- The rows of a microbatch of groups of `ranks` ranks.
@@ -164,8 +165,8 @@ end
 function dynamic.describe(o)
   local sizes, programs = {}, 0
   for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths end
-  return ("placed on groups of %s of %d ranks, up to %d tokens of a document a rank, in rows of up to %d: %d programs"):format(
-    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.most, o.dynamic.longest, programs)
+  return ("placed on groups of %s of %d ranks, in rows of up to %d tokens a rank%s: %d programs"):format(
+    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.longest, o.dynamic.tokens and (", up to %d of a sequence"):format(o.dynamic.tokens) or "", programs)
 end
 
 ---The options of evaluation: a window on the largest groups.
@@ -239,7 +240,7 @@ end
 ---of `gpu`.
 function dynamic.costs(o, rows, gpu)
   local d = o.dynamic
-  local costs = { ranks = d.ranks, most = d.most, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
+  local costs = { ranks = d.ranks, most = d.tokens or 0, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
   for _, row in ipairs(rows) do
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
     local seconds, attention = row.program:cost(gpu)

@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange" }
+local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange", "cp_tokens" }
 local MOST = 1 << 30 -- ranks, microbatches
 
 local function names_of(mesh)
@@ -212,6 +212,16 @@ local function group_sizes(ranks)
   return sizes
 end
 
+local function read_cp_tokens(spec)
+  local value = spec.cp_tokens
+  if value ~= nil and (math.type(value) ~= "integer" or value < 1) then
+    core.fail(("a layout's cp_tokens is a number of tokens, got %s"):format(m.shown(value)), {
+      help = "how many tokens of a sequence a rank computes at most before it is split over more; none: as many as fit in memory",
+    })
+  end
+  return value
+end
+
 local MOST_MESH = 8 -- axes of a mesh
 
 -- cp = "dynamic": all ranks of dp x cp are dp's, and each size of groups of them has a mesh axis of its own, the last ones, that
@@ -225,7 +235,10 @@ local function spread(parts)
       cp = i
     end
   end
-  if not cp then return end
+  if not cp then
+    if parts.cp_tokens then core.fail(("cp_tokens=%d is of layouts with cp=\"dynamic\""):format(parts.cp_tokens), { help = 'cp = "dynamic", or no cp_tokens' }) end
+    return
+  end
   local name = mesh[cp].name
   local what = ('%s="dynamic"'):format(name)
   if not of or of > cp then core.fail(what .. " needs the mesh axis dp before it, whose ranks it groups", { help = 'mesh = { {"dp", 4}, {"cp", "dynamic"} }' }) end
@@ -249,7 +262,7 @@ local function spread(parts)
   mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, together and "together" or true
   local sizes, inner = group_sizes(mesh[of].size), 1
   for i = of + 1, #mesh do inner = inner * mesh[i].size end
-  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp }
+  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp, tokens = parts.cp_tokens }
   for k = 2, #sizes do
     local size, count = sizes[k], parts.groups.ranks // sizes[k]
     if #mesh + (together and count > 1 and 2 or 1) > MOST_MESH then
@@ -325,6 +338,7 @@ local OVERRIDES = {
       if pair[1] == "cp" then spec.mesh[i] = { "cp", "dynamic" } end
     end
   end },
+  { "cp_tokens", function(t) return math.tointeger(tonumber(t)) end, "a number of tokens", "cp", function(spec, value) spec.cp_tokens = value end },
   { "exchange", function(t) return tonumber(t) end, "a factor, 0 or more", "ep", function(spec, value) spec.exchange = value end },
   { "schedule", function(t) return t end, "a schedule", "pp", function(spec, value) spec.stages.schedule, spec.stages.chunks = value, nil end },
   { "chunks", function(t) return math.tointeger(tonumber(t)) end, "a number of stages a rank", "pp", function(spec, value) spec.stages.chunks = value end },
@@ -379,6 +393,7 @@ local function layout(_, spec)
   local parts = {
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
     reshard = read_reshard(spec, mesh), exchange = read_exchange(spec), stages = read_stages(spec, mesh),
+    cp_tokens = read_cp_tokens(spec),
   }
   check_stages(parts)
   spread(parts)
@@ -389,7 +404,7 @@ local SIZES = { "pp", "dp", "ep", "cp", "tp" }
 
 local function preset(options)
   m.check_options("layout.megatron", options or {}, {
-    "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange", "schedule", "chunks", "microbatches", "reshard",
+    "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "cp_tokens", "exchange", "schedule", "chunks", "microbatches", "reshard",
   })
   options = options or {}
   for _, key in ipairs { "sp", "zero", "reshard" } do
@@ -415,6 +430,7 @@ end
 ---@field reshard? table<string, boolean> {dp = false}: parameters that are gathered over dp are retained for the backward pass
 ---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
 ---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
+---@field cp_tokens? integer with cp = "dynamic": how many tokens of a sequence a rank's share has at most; else as many as rows that fit in memory
 
 ---@class LayoutPreset
 ---@field pp? integer stages
@@ -426,6 +442,7 @@ end
 ---@field zero? boolean optimizer states, and without stages parameters, are split over dp and cp
 ---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
 ---@field reshard? boolean false: parameters that the forward pass gathers are retained for the backward pass
+---@field cp_tokens? integer as in m.layout
 ---@field exchange? number as in m.layout
 ---@field schedule? string "1f1b", "interleaved", "zero-bubble" or "gpipe"
 ---@field chunks? integer stages a rank, of "interleaved"
@@ -459,7 +476,7 @@ local function megatron(options)
     state = o.zero and { dp = "flat", cp = "flat" } or {},
     reshard = o.reshard == false and { dp = false, cp = false, tp = false } or o.zero and { dp = false, cp = false } or {},
     stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
-    exchange = o.exchange,
+    exchange = o.exchange, cp_tokens = o.cp_tokens,
   }
 end
 
@@ -656,8 +673,8 @@ function m.rank() return core.options().rank, core.options().ranks end
 
 ---The groups of ranks of a layout with cp = "dynamic": how many ranks there are, the sizes of groups, the step from a rank of a group
 ---to the next, the rows of a microbatch (ep), and of what a step's number of microbatches is a multiple where pipeline stages want it
----alike on all ranks (0: they do not), and whether all groups run a program together (FSDP); nil of other layouts.
----@return {ranks: integer, sizes: integer[], inner: integer, batch: integer, slots: integer, together: boolean}?
+---alike on all ranks (0: they do not), and whether all groups run a program together (FSDP); `tokens`: cp_tokens; nil of other layouts.
+---@return {ranks: integer, sizes: integer[], inner: integer, batch: integer, slots: integer, together: boolean, tokens: integer?}?
 function m.context_groups() return current and current.groups or nil end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where

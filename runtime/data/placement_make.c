@@ -1,24 +1,12 @@
 /* Which ranks compute which sequences of a step. */
 #include "runtime/data/placement.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/status.h"
 #include "runtime/data/placement_internal.h"
-
-/* Of groups of so many ranks: ranks of a group have worked alike so far. */
-static loads loads_of(planner *p, int64_t ranks) {
-    loads l = {.count = p->costs->ranks / ranks};
-    l.heap = ML_NEW_ARRAY(p->arena, int64_t, l.count);
-    l.seconds = ML_NEW_ARRAY(p->arena, double, l.count);
-    for (int64_t i = 0; i < l.count; i++) {
-        l.heap[i] = i;
-        l.seconds[i] = p->out->seconds[i * ranks];
-    }
-    for (int64_t i = l.count / 2; i-- > 0;) loads_sift(&l, i);
-    return l;
-}
 
 /* The sequences that need groups of this size, each microbatch to the group with the least work. */
 static void place_on_groups(planner *p, int g) {
@@ -34,92 +22,6 @@ static void place_on_groups(planner *p, int g) {
     }
 }
 
-/* Whether the sequences, longest first, fit on rows with so much left: each on the one that it
- * fills best; row[i] becomes that of the i-th. */
-static bool fit(const planner *p, const uint32_t *list, uint32_t count, int64_t *left,
-                uint32_t rows, uint32_t *row) {
-    for (uint32_t i = 0; i < count; i++) {
-        int64_t length = p->all[list[i]].sequence.length;
-        uint32_t best = rows;
-        for (uint32_t k = 0; k < rows; k++)
-            if (left[k] >= length && (best == rows || left[k] < left[best])) best = k;
-        if (best == rows) return false;
-        left[best] -= length;
-        row[i] = best;
-    }
-    return true;
-}
-
-/* The sequences of one rank on the least tokens of rows that they are found to fit on: longest
- * rows, of which those of the last microbatch may be shorter. */
-static void pack(planner *p, int64_t rank, const uint32_t *list, uint32_t count) {
-    const ml_group_cost *group = &p->costs->group[0];
-    uint32_t batch = (uint32_t)ml_placement_rows(p->costs, 0);
-    int64_t most = group->row[group->count - 1].tokens, total = 0, rest;
-    for (uint32_t i = 0; i < count; i++) total += p->all[list[i]].sequence.length;
-    uint32_t whole = (uint32_t)(total / most / batch), rows, *row;
-    row = ML_NEW_ARRAY(p->arena, uint32_t, count);
-    int64_t *left = ML_NEW_ARRAY(p->arena, int64_t, (count + whole + 2) * batch);
-    rest = total - most * batch * whole;
-    int last = rest ? row_for(group, (rest + batch - 1) / batch) : -1; /* -1: all are longest */
-    for (;; last++) {
-        if (last == group->count - 1) whole++, last = -1;
-        rows = (whole + (last >= 0)) * batch;
-        for (uint32_t k = 0; k < rows; k++)
-            left[k] = k < whole * batch ? most : group->row[last].tokens;
-        if (fit(p, list, count, left, rows, row)) break;
-    }
-    for (uint32_t k = 0; k < rows; k += batch) {
-        int64_t room = (k < whole * batch ? most : group->row[last].tokens) * batch;
-        for (uint32_t e = 0; e < batch; e++) room -= left[k + e];
-        if (room == 0) continue;
-        ml_microbatch *m = microbatch_begin(p, 0, rank);
-        for (uint32_t e = 0; e < batch; e++) {
-            row_begin(p);
-            for (uint32_t i = 0; i < count; i++)
-                if (row[i] == k + e) row_append(p, m, list[i]);
-        }
-        microbatch_end(p, m);
-        ranks_load(p, m);
-    }
-}
-
-/* Each sequence that is left, longest first, is given to the rank with the least work. */
-static void place_alone(planner *p) {
-    const ml_group_cost *group = &p->costs->group[0];
-    const ml_row_cost *row = &group->row[group->count - 1];
-    int64_t ranks = p->costs->ranks;
-    loads l = loads_of(p, 1);
-    double tokens = (double)row->tokens, linear = (row->seconds - row->attention) / tokens;
-    double quadratic = row->attention / (tokens * tokens);
-    uint32_t *count = ML_NEW_ARRAY(p->arena, uint32_t, ranks + 1), *first, *list;
-    int64_t *home = ML_NEW_ARRAY(p->arena, int64_t, p->count + 1);
-    for (uint32_t i = 0; i < p->count; i++) {
-        home[i] = -1;
-        if (p->alone[i] != i) continue;
-        double length = (double)p->all[i].sequence.length;
-        home[i] = l.heap[0];
-        l.seconds[home[i]] += length * (linear + quadratic * length);
-        loads_sift(&l, 0);
-        count[home[i]]++;
-    }
-    first = ML_NEW_ARRAY(p->arena, uint32_t, ranks + 1);
-    list = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
-    for (int64_t r = 0; r < ranks; r++) first[r + 1] = first[r] + count[r];
-    memset(count, 0, sizeof *count * (size_t)ranks);
-    for (uint32_t i = 0; i < p->count; i++)
-        if (home[i] >= 0) list[first[home[i]] + count[home[i]]++] = i;
-    for (int64_t r = 0; r < ranks; r++) {
-        if (count[r]) {
-            pack(p, r, list + first[r], count[r]);
-        } else if (p->out->seconds[r] == 0) { /* a filled row begins the rank's sums */
-            ml_microbatch *m = microbatch_begin(p, 0, r);
-            microbatch_end(p, m);
-            ranks_load(p, m);
-        }
-    }
-}
-
 /* All ranks compute each microbatch: the sequences that need larger groups first, then the others.
  * With slots, each microbatch is one. */
 static void place_together(planner *p) {
@@ -130,7 +32,7 @@ static void place_together(planner *p) {
         while ((m = long_rows(p, g)) != NULL) ranks_load(p, m);
     for (uint32_t i = 0; i < p->count; i++)
         if (p->alone[i] == i) list[count++] = i;
-    if (count > 0) pack(p, 0, list, count);
+    if (count > 0) pack_alone(p, 0, list, count);
     while (slots > 0 && p->out->microbatches.count % (uint32_t)slots != 0) {
         m = microbatch_begin(p, 0, 0);
         microbatch_end(p, m);
@@ -159,24 +61,46 @@ static void find_sequences(planner *p, const int32_t *documents, int64_t rows, i
         }
     p->all = found.at, p->count = found.count;
     if (p->count) qsort(p->all, p->count, sizeof *p->all, longer_first);
-    for (uint32_t i = 0; i < p->count; i++) {
-        candidate *c = &p->all[i];
-        const ml_group_cost *group = p->costs->group;
-        while (p->costs->most * group->ranks < c->sequence.length)
-            if (group++ == &p->costs->group[p->costs->count - 1])
-                ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
-                         (long long)c->sequence.length);
-        c->group = (int)(group - p->costs->group);
-        for (int g = 0; g <= c->group; g++) p->end[g] = i + 1;
-    }
     p->alone = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     p->grouped = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
+}
+
+/* How many tokens a group's ranks may have of a sequence. */
+static int64_t room_of(const planner *p, const ml_group_cost *group) {
+    int64_t each = longest_row(group)->tokens >> p->choices.halved;
+    if (p->costs->most > 0 && p->costs->most < each) each = p->costs->most;
+    return each * group->ranks;
+}
+
+/* The size of groups for each sequence: the smallest that has room for it and, without slots, takes
+ * no longer than an even share of the step, as far as there are larger ones. */
+static void choose_groups(planner *p) {
+    const ml_group_cost *group = p->costs->group, *largest = &group[p->costs->count - 1];
+    const work_rate rate = work_rate_of(p->costs);
+    double share = p->costs->slots > 0 ? INFINITY : 0;
+    memset(p->end, 0, sizeof p->end);
+    for (uint32_t i = 0; i < p->count; i++)
+        share += work_of(rate, p->all[i].sequence.length) / (double)p->costs->ranks;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const int64_t length = p->all[i].sequence.length;
+        const double work = work_of(rate, length);
+        const ml_group_cost *its = group;
+        if (length > longest_row(largest)->tokens * largest->ranks)
+            ml_raise(ML_INVALID, "a document of %lld tokens fits on no group of ranks",
+                     (long long)length);
+        while (its < largest && (length > room_of(p, its) || work > share * (double)its->ranks))
+            its++;
+        p->all[i].group = (int)(its - group);
+        for (int g = 0; g <= p->all[i].group; g++) p->end[g] = i + 1;
+    }
 }
 
 /* ---- The plan of a step ---------------------------------------------------------------------- */
 
 static void place(planner *p) {
     ml_step_placement *out = p->out;
+    *out = (ml_step_placement){.tokens = out->tokens};
+    choose_groups(p);
     for (uint32_t i = 0; i < p->count; i++) {
         p->alone[i] = p->all[i].group ? i + 1 : i;
         p->grouped[i] = i;
@@ -201,28 +125,44 @@ static double busiest(const planner *p) {
     return most;
 }
 
-/* A short sequence takes longer on a row of a larger group, but may save a rank a row whose length
- * it begins; sequences on one row of a larger group cost its beginning once, but leave less to even
- * out ranks with: which is more follows from whole plans. */
+/* Plan with these choices; they are the best so far if the busiest rank has less to do. */
+static void compare(planner *p, choices with, choices *best, double *least) {
+    p->choices = with;
+    place(p);
+    if (busiest(p) >= *least) return;
+    *least = busiest(p);
+    *best = with;
+}
+
+/* Fewer ranks for a sequence have fewer messages, more are more even. A short sequence takes longer
+ * on a row of a larger group, but may save a rank a row whose length it begins; sequences on one
+ * row of a larger group cost its beginning once, but leave less to even out ranks with. Which is
+ * more follows from whole plans. */
+static choices choose(planner *p) {
+    enum { SEQUENCES = 1024, HALVED = 2 }; /* of all plans: their time is that of sequences */
+    const int groups = p->costs->count, lengths = p->costs->group[groups - 1].count;
+    choices best = {0}, with;
+    double least = INFINITY;
+    uint32_t plans = 1;
+    if (groups == 1 || p->costs->slots > 0 || 2 * p->count > SEQUENCES) return best;
+    for (with = best; with.halved <= HALVED && plans * p->count < SEQUENCES; plans++, with.halved++)
+        compare(p, with, &best, &least);
+    with = best;
+    for (int i = 1; i < 2 * lengths && plans * p->count < SEQUENCES; plans++, i++) {
+        with.apart = i % 2 == 1, with.longer = i / 2;
+        compare(p, with, &best, &least);
+    }
+    return best;
+}
+
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out) {
-    enum { SEQUENCES = 1024 }; /* of all plans that are compared: their time is that of sequences */
-    ml_step_placement next = {.tokens = rows * columns};
     planner p = {.arena = arena, .costs = costs, .out = out};
-    *out = next;
+    *out = (ml_step_placement){.tokens = rows * columns};
     find_sequences(&p, documents, rows, columns);
+    p.choices = choose(&p);
+    p.even = true;
     place(&p);
-    const int lengths = costs->slots > 0 ? 0 : costs->group[costs->count - 1].count;
-    double least = busiest(&p);
-    p.out = &next;
-    for (int i = 1; i < 2 * lengths && (uint32_t)i * p.count < SEQUENCES; i++) {
-        p.apart = i % 2 == 1, p.longer = i / 2;
-        next = (ml_step_placement){.tokens = rows * columns};
-        place(&p);
-        if (busiest(&p) >= least) continue;
-        least = busiest(&p);
-        *out = next;
-    }
 }
 
 /* One row. */

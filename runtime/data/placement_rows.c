@@ -20,7 +20,31 @@ void loads_sift(loads *l, int64_t at) {
     }
 }
 
+/* Ranks of a group have worked alike so far. */
+loads loads_of(planner *p, int64_t ranks) {
+    loads l = {.count = p->costs->ranks / ranks};
+    l.heap = ML_NEW_ARRAY(p->arena, int64_t, l.count);
+    l.seconds = ML_NEW_ARRAY(p->arena, double, l.count);
+    for (int64_t i = 0; i < l.count; i++) {
+        l.heap[i] = i;
+        l.seconds[i] = p->out->seconds[i * ranks];
+    }
+    for (int64_t i = l.count / 2; i-- > 0;) loads_sift(&l, i);
+    return l;
+}
+
 /* ---- Work ------------------------------------------------------------------------------------ */
+
+work_rate work_rate_of(const ml_placement_costs *costs) {
+    const ml_row_cost *row = longest_row(&costs->group[0]);
+    const double tokens = (double)row->tokens;
+    return (work_rate){(row->seconds - row->attention) / tokens,
+                       row->attention / (tokens * tokens)};
+}
+
+double work_of(work_rate rate, int64_t length) {
+    return (double)length * (rate.linear + rate.quadratic * (double)length);
+}
 
 static int shorter_first(const void *a, const void *b) {
     const ml_sequence *x = a, *y = b;
@@ -109,6 +133,10 @@ int64_t ml_placement_rows(const ml_placement_costs *costs, int g) {
     return groups * (costs->batch ? costs->batch : 1);
 }
 
+const ml_row_cost *longest_row(const ml_group_cost *group) {
+    return &group->row[group->count - 1];
+}
+
 int row_for(const ml_group_cost *group, int64_t tokens) {
     int row = 0;
     while (row + 1 < group->count && group->row[row].tokens * group->ranks < tokens) row++;
@@ -177,17 +205,17 @@ static int64_t choose_long(planner *p, int g, long_row *rows, int64_t capacity) 
             fullest = row->used > fullest ? row->used : fullest;
             chosen++;
         }
-    } while (chosen > 0 && !p->apart);
+    } while (chosen > 0 && !p->choices.apart);
     return fullest;
 }
 
 ml_microbatch *long_rows(planner *p, int g) {
     const ml_group_cost *group = &p->costs->group[g];
     const int64_t count = ml_placement_rows(p->costs, g);
-    const int64_t most = group->row[group->count - 1].tokens * group->ranks;
+    const int64_t most = longest_row(group)->tokens * group->ranks;
     if (longest_within(p, p->grouped, p->end[g + 1], p->end[g], most) == p->end[g]) return NULL;
     long_row *rows = ML_NEW_ARRAY(p->arena, long_row, count);
-    int row = row_for(group, choose_long(p, g, rows, most)) + p->longer;
+    int row = row_for(group, choose_long(p, g, rows, most)) + p->choices.longer;
     if (row >= group->count) row = group->count - 1;
     ml_microbatch *m = microbatch_begin(p, g, 0);
     for (int64_t e = 0; e < count; e++) {

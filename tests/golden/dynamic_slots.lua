@@ -5,7 +5,7 @@ m.use_layout(m.layout.megatron { cp = "dynamic" })
 local parts = 16
 local o = { batch = core.axis("batch", 24), seq = core.axis("seq", 112), pack = "document" }
 local d = dynamic.read(o, parts)
-local costs = { ranks = d.ranks, most = d.most, rank = 0, batch = d.batch, slots = d.slots, together = d.together, groups = {} }
+local costs = { ranks = d.ranks, most = 0, rank = 0, batch = d.batch, slots = d.slots, together = d.together, groups = {} }
 for i, group in ipairs(d.groups) do
   local rows = {}
   for k, tokens in ipairs(group.lengths) do rows[k] = { tokens = tokens, seconds = 1e-6 * tokens, attention = 1e-7 * tokens } end

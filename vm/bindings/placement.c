@@ -312,11 +312,10 @@ static const vm_entry functions[] = {
      "costs: {ranks: integer, most: integer, rank: integer, batch: integer, slots: integer, "
      "together: boolean, groups: table} -> Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
-     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; most: tokens of a sequence on a "
-     "rank; batch: rows of a microbatch; "
-     "slots: "
-     "each rank has one microbatch in each slot, whose number is a multiple of this (0: none); "
-     "together: all groups run each microbatch"},
+     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; most: tokens of a sequence "
+     "for each rank of its group (0: a row's); batch: rows of a microbatch; slots: each rank has "
+     "one microbatch in each slot, whose number is a multiple of this (0: none); together: all "
+     "groups run each microbatch"},
     {0}};
 static const vm_entry methods[] = {
     {"plan", placement_plan, "documents: Host -> table[], table",
