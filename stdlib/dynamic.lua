@@ -14,10 +14,13 @@ local packing = require "mlua.packing"
 local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
-local ALONE, TOGETHER = 16, 8 -- lengths of rows of one rank, whose last ones are filled up, and of larger groups
+-- Lengths of rows of one rank, whose last ones are filled up; of larger groups; of these where a slot of a pipeline's schedule has rows
+-- that take about as long as one another.
+local ALONE, TOGETHER, IN_SLOTS = 24, 4, 8
 -- How much longer than a microbatch of `accum` rows are, at most. Each row reads and writes all weights and sums of gradients, so fewer
--- and longer ones are faster as long as memory keeps their values; a quarter is for sequences that do not fill rows, or share one.
-local ROOMS, ROOM = { 3, 2, 1.5, 1.25 }, 1.25
+-- and longer ones are faster as long as memory keeps their values, and fewer sequences are split; a quarter is for sequences that do not
+-- fill rows, or share one. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
+local ROOMS, ROOM, ROOM_TOGETHER = { 4, 3, 2, 1.5, 1.25 }, 1.25, 2
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -48,7 +51,11 @@ local function set_rows(d, room)
   local least = 0
   d.longest = rounded(d.most * room, grain_of(d.most))
   for i, group in ipairs(d.groups) do
-    group.lengths = row_lengths(math.min(least, d.longest - 1), d.longest, group.ranks == 1 and ALONE or TOGETHER)
+    local longest, count = d.longest, ALONE
+    if group.ranks > 1 then
+      longest, count = rounded(d.most * math.min(room, ROOM_TOGETHER), grain_of(d.most)), d.slots > 0 and IN_SLOTS or TOGETHER
+    end
+    group.lengths = row_lengths(math.min(least, longest - 1), longest, count)
     local following = d.groups[i + 1]
     least = following and rounded(group.ranks * d.most / following.ranks, 2)
   end
@@ -102,18 +109,21 @@ function dynamic.rows(o)
   return list
 end
 
--- Of ROOMS those whose longest row of the largest groups fits in memory, by the predicted time a token of that row, attention apart. These
--- rows are planned and not made: a run then has the memory, and chooses as a check does.
+-- Of ROOMS those whose longest rows of one rank and of the largest groups fit in memory, by the predicted time a token of the former,
+-- attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
 local function fitting_rooms(o, make)
   local costs, list = {}, {}
   for i, room in ipairs(ROOMS) do
     set_rows(o.dynamic, room)
     local rows = dynamic.rows(o)
-    local row = rows[#rows]
-    row.o.plan_only = true
-    local seconds, attention, fits = make(row):cost()
-    costs[room] = { (seconds - attention) / row.tokens, i }
-    if fits then list[#list + 1] = room end
+    local function planned(row)
+      row.o.plan_only = true
+      return make(row):cost()
+    end
+    local alone = dynamic.lead(o, rows)
+    local seconds, attention, fits = planned(alone)
+    costs[room] = { (seconds - attention) / alone.tokens, i }
+    if fits and (#o.dynamic.groups == 1 or select(3, planned(rows[#rows]))) then list[#list + 1] = room end
   end
   table.sort(list, function(a, b)
     local x, y = costs[a], costs[b]

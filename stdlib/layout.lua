@@ -212,16 +212,6 @@ local function group_sizes(ranks)
   return sizes
 end
 
-local function read_cp_tokens(spec)
-  local value = spec.cp_tokens
-  if value ~= nil and (math.type(value) ~= "integer" or value < 1) then
-    core.fail(("a layout's cp_tokens is a number of tokens, got %s"):format(m.shown(value)), {
-      help = "how many tokens of a sequence a rank computes at most before it is split over more; none: as many as fit in memory",
-    })
-  end
-  return value
-end
-
 local MOST_MESH = 8 -- axes of a mesh
 
 -- cp = "dynamic": all ranks of dp x cp are dp's, and each size of groups of them has a mesh axis of its own, the last ones, that
@@ -235,10 +225,11 @@ local function spread(parts)
       cp = i
     end
   end
-  if not cp then
-    if parts.cp_tokens then core.fail(("cp_tokens=%d is of layouts with cp=\"dynamic\""):format(parts.cp_tokens), { help = 'cp = "dynamic", or no cp_tokens' }) end
-    return
+  local tokens = parts.cp_tokens
+  if tokens ~= nil and (not cp or math.type(tokens) ~= "integer" or tokens < 1) then
+    core.fail(('cp_tokens is a number of tokens, with cp="dynamic", got %s with cp=%s'):format(m.shown(tokens), cp and '"dynamic"' or "a size"))
   end
+  if not cp then return end
   local name = mesh[cp].name
   local what = ('%s="dynamic"'):format(name)
   if not of or of > cp then core.fail(what .. " needs the mesh axis dp before it, whose ranks it groups", { help = 'mesh = { {"dp", 4}, {"cp", "dynamic"} }' }) end
@@ -262,7 +253,7 @@ local function spread(parts)
   mesh[of].size, mesh[cp].size, mesh[of].grouped = mesh[of].size * mesh[cp].size, 1, together and "together" or true
   local sizes, inner = group_sizes(mesh[of].size), 1
   for i = of + 1, #mesh do inner = inner * mesh[i].size end
-  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp, tokens = parts.cp_tokens }
+  parts.groups = { ranks = mesh[of].size, sizes = sizes, inner = inner, batch = batch, slots = slots, together = together, split = parts.params.dp, tokens = tokens }
   for k = 2, #sizes do
     local size, count = sizes[k], parts.groups.ranks // sizes[k]
     if #mesh + (together and count > 1 and 2 or 1) > MOST_MESH then
@@ -393,7 +384,7 @@ local function layout(_, spec)
   local parts = {
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
     reshard = read_reshard(spec, mesh), exchange = read_exchange(spec), stages = read_stages(spec, mesh),
-    cp_tokens = read_cp_tokens(spec),
+    cp_tokens = spec.cp_tokens,
   }
   check_stages(parts)
   spread(parts)

@@ -1,8 +1,8 @@
 -- What cp = "dynamic" is worth on more GPUs than there are at hand: the placement of drawn documents with the predicted times of
 -- the model's programs, beside one size for all documents.
 --   mlua check tests/dynamic_simulate.lua --mesh dp=64 --device h100 longest=8192
--- 12 layers, 2048 wide; lengths lognormal, mean 1024, sigma 1.5, from 128 to `longest`, at most 2,048 tokens of a sequence a rank, 8
--- microbatches. The static layout has every rank in groups of longest / 2048, each with windows of whole documents. Documents that
+-- 12 layers, 2048 wide; lengths lognormal, mean 1024, sigma 1.5, from 128 to `longest`, 8 microbatches of 2,048 tokens a rank;
+-- --layout cp_tokens=2048 bounds a rank's share of a sequence. The static layout has every rank in groups of longest / 2048, each with windows of whole documents. Documents that
 -- need 1, 2, 4 ranks are classes: of each its share of tokens, and a step of a static layout of so many ranks that has no others but to
 -- fill windows up. These steps weighted by the shares are the harmonic mean of throughputs; the static layout's step over it is what
 -- the ratio could be without filling, with even ranks and no more microbatches.

@@ -27,7 +27,7 @@
 #include "runtime/base/memory.h"
 #include "runtime/base/sequences.h"
 
-enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 16 };
+enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 24 };
 
 /* A program of a group: tokens of each rank, seconds of a run where the row is one causal sequence,
  * and those of them that follow query-key pairs (base/sequences.h). */

@@ -178,8 +178,9 @@ static void gpu_ranks_prefetch_of_groups(process_room *room) {
         const int ranks = 2 + 2 * i;
         const char *output = compare_under(
             room, ml_arena_format(room->arena, "MLUA_DEBUG=1 MLUA_GRAPHS=%d", 1 - i), &one, ranks,
-            ml_arena_format(room->arena, "%s --mesh cp=%d --layout cp=dynamic,zero=true", packed,
-                            ranks));
+            ml_arena_format(room->arena,
+                            "%s --mesh cp=%d --layout cp=dynamic,zero=true,cp_tokens=%d", packed,
+                            ranks, 32 / ranks));
         EXPECT(!*output || strstr(output, "continue beside the next program"), "none on %d", ranks);
     }
 }

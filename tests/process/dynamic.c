@@ -32,20 +32,22 @@ static void write_documents(process_room *room, unsigned seed) {
 static void drawn_batches(process_room *room) {
     static const char *const layouts[] = {
         "accum=8 -n 2 --mesh cp=2",
-        "accum=4 -n 3 --mesh cp=3",
-        "accum=4 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,context=ring",
-        "accum=8 -n 4 --mesh cp=2,tp=2",
-        "accum=4 -n 6 --mesh cp=6",
-        "accum=8 -n 8 --mesh cp=8 --layout cp=dynamic,zero=true",
+        "accum=4 -n 3 --mesh cp=3 --layout cp=dynamic,cp_tokens=24",
+        "accum=4 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,cp_tokens=32,context=ring",
+        "accum=8 -n 4 --mesh cp=2,tp=2 --layout cp=dynamic,cp_tokens=32",
+        "accum=4 -n 6 --mesh cp=6 --layout cp=dynamic,cp_tokens=24",
+        "accum=8 -n 8 --mesh cp=8 --layout cp=dynamic,cp_tokens=8,zero=true",
         "accum=2 -n 8 --mesh dp=2,cp=2,tp=2",
-        "accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic,schedule=zero-bubble",
+        "accum=8 -n 4 --mesh pp=2,cp=2 --layout cp=dynamic,cp_tokens=32,schedule=zero-bubble",
         "accum=4 -n 8 --mesh pp=2,cp=2,tp=2",
-        "accum=4 -n 6 --mesh pp=2,dp=3 --layout cp=dynamic,zero=true",
-        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,exchange=1 experts=4 steps=50",
+        "accum=4 -n 6 --mesh pp=2,dp=3 --layout cp=dynamic,cp_tokens=24,zero=true",
+        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,cp_tokens=32,exchange=1 experts=4 "
+        "steps=50",
         "accum=2 -n 8 --mesh pp=2,ep=2,cp=2 --layout cp=dynamic experts=4 steps=50",
-        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp",
+        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,cp_tokens=16,preset=fsdp",
         "accum=4 -n 8 --mesh pp=2,dp=2,cp=2 --layout cp=dynamic,preset=fsdp",
-        "accum=8 -n 4 --mesh cp=4 recurrent=true learned=true steps=50"};
+        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,cp_tokens=16 recurrent=true learned=true "
+        "steps=50"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
         const char *settings = strstr(layouts[i], "recurrent");
         if (!settings) settings = strstr(layouts[i], "experts");
@@ -65,7 +67,7 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
     process_result one = process_run(room, 0, "", TRAIN "steps=3 recurrent=true");
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=3 recurrent=true accum=8 -n 2 "
-                                            "--mesh cp=2 --layout cp=dynamic");
+                                            "--mesh cp=2 --layout cp=dynamic,cp_tokens=32");
     process_compare_steps("recurrences", many.output, one.output);
 }
 
@@ -73,10 +75,11 @@ PROCESS_TEST(dynamic_context_of_recurrences) {
  * microbatch that any of them computes after an update; also where nothing else is cached. */
 PROCESS_TEST(dynamic_context_with_parameters_in_parts) {
     static const char *const layouts[] = {
-        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,zero=true",
-        "accum=4 -n 3 --mesh cp=3 --layout cp=dynamic,zero=true",
-        "accum=2 -n 8 --mesh dp=2,cp=2,tp=2 --layout cp=dynamic,zero=true",
-        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,zero=true,exchange=1 experts=4"};
+        "accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,cp_tokens=16,zero=true",
+        "accum=4 -n 3 --mesh cp=3 --layout cp=dynamic,cp_tokens=24,zero=true",
+        "accum=2 -n 8 --mesh dp=2,cp=2,tp=2 --layout cp=dynamic,cp_tokens=32,zero=true",
+        "accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,cp_tokens=32,zero=true,exchange=1 "
+        "experts=4"};
     for (int i = 0; i < 5; i++) {
         const char *layout = layouts[i % 4], *settings = strstr(layout, "experts");
         write_documents(room, (unsigned)i + 31);
@@ -121,7 +124,7 @@ PROCESS_TEST(dynamic_context_after_another_training) {
     process_result one = process_run(room, 0, "", "run --device cpu --quiet again.lua");
     process_result many = process_run(room, 0, "MLUA_TIMEOUT=20",
                                       "run --device cpu --quiet again.lua accum=4 -n 4 --mesh cp=4 "
-                                      "--layout cp=dynamic");
+                                      "--layout cp=dynamic,cp_tokens=8");
     process_compare_steps("three trainings", many.output, one.output);
 }
 
@@ -146,7 +149,7 @@ PROCESS_TEST(dynamic_context_of_learned_positions) {
     process_result one = process_run(room, 0, "", TRAIN "steps=3 learned=true");
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=3 learned=true accum=8 -n 2 "
-                                            "--mesh cp=2 --layout cp=dynamic");
+                                            "--mesh cp=2 --layout cp=dynamic,cp_tokens=32");
     process_compare_steps("learned positions", many.output, one.output);
 }
 
@@ -197,8 +200,9 @@ PROCESS_TEST(dynamic_context_of_experts) {
     process_result many = process_run(
         room, 0, "", TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic");
     process_compare_steps("experts", many.output, one.output);
-    many = process_run(room, 0, "",
-                       TRAIN "steps=3 experts=4 accum=8 -n 2 --mesh cp=2 --layout cp=dynamic");
+    many = process_run(
+        room, 0, "",
+        TRAIN "steps=3 experts=4 accum=8 -n 2 --mesh cp=2 --layout cp=dynamic,cp_tokens=32");
     process_compare_steps("experts, each rank's tokens sorted apart", many.output, one.output);
 }
 
@@ -253,9 +257,9 @@ static int64_t longest_row(process_room *room, const char *budget) {
     return at != NULL ? atoll(at + sizeof text - 1) : 0;
 }
 
-/* Rows are as long as memory allows: up to three times a microbatch. */
+/* Rows are as long as memory allows: up to four times a microbatch. */
 PROCESS_TEST(dynamic_context_rows_by_memory) {
-    CHECK_EQ_INT(longest_row(room, ""), 3072);
+    CHECK_EQ_INT(longest_row(room, ""), 4096);
     const int64_t least = longest_row(room, "--memory 1.14GiB");
     CHECK(least >= 1280 && least < 3072);
 }
@@ -267,7 +271,7 @@ PROCESS_TEST(dynamic_context_rows_of_which_all_fit) {
     process_result r = process_run(
         room, 0, "",
         "check --device h200 \"$ROOT/models/llama.lua\" preset=llama-1b layers=1 batch=8 accum=8 "
-        "pack=document --mesh cp=2 --layout cp=dynamic,zero=false --memory 7.8GiB");
+        "pack=document --mesh cp=2 --layout cp=dynamic,zero=false --memory 7.6GiB");
     process_expect(&r, "in rows of up to 3072");
 }
 
@@ -334,7 +338,8 @@ PROCESS_TEST(dynamic_context_of_split_parameters) {
     write_documents(room, 11);
     process_result one = process_run(room, 0, "", TRAIN "steps=3");
     process_result many = process_run(
-        room, 0, "", TRAIN "steps=3 accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,preset=fsdp");
+        room, 0, "",
+        TRAIN "steps=3 accum=8 -n 4 --mesh cp=4 --layout cp=dynamic,cp_tokens=16,preset=fsdp");
     process_compare_steps("FSDP", many.output, one.output);
 }
 
@@ -376,9 +381,9 @@ PROCESS_TEST(dynamic_context_while_kernels_compile) {
 /* A rank that dies between two steps of groups is named as in any layout. */
 PROCESS_TEST(dynamic_context_with_a_killed_rank) {
     write_documents(room, 99);
-    process_result r =
-        process_run(room, 128 + SIGKILL, "",
-                    TRAIN "steps=9 victim=2 accum=8 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic");
+    process_result r = process_run(room, 128 + SIGKILL, "",
+                                   TRAIN "steps=9 victim=2 accum=8 -n 4 --mesh dp=2,cp=2 --layout "
+                                         "cp=dynamic,cp_tokens=16");
     process_expect(&r, "mlua: rank 2 (pid ");
     process_expect(&r, "was killed by signal 9 (Killed)");
 }
