@@ -54,6 +54,7 @@ local function set_rows(d, room)
     local longest, count = d.longest, ALONE
     if group.ranks > 1 then
       longest, count = rounded(d.most * math.min(room, ROOM_TOGETHER), grain_of(d.most)), d.slots > 0 and IN_SLOTS or TOGETHER
+      longest = math.min(longest, d.tokens or longest)
     end
     group.lengths = row_lengths(math.min(least, longest - 1), longest, count)
     local following = d.groups[i + 1]
@@ -73,6 +74,7 @@ function dynamic.read(o, parts)
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
   local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
+  if d.tokens then d.tokens = math.max(1, d.tokens // grain_of(d.tokens)) * grain_of(d.tokens) end
   if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
   local share = math.min(most, d.tokens or most)
   for _, size in ipairs(groups.sizes) do
@@ -83,8 +85,10 @@ function dynamic.read(o, parts)
     end
   end
   local last = groups.sizes[#groups.sizes]
+  local needed = math.ceil(o.seq.size / last)
   refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, share),
-    share < most and ("cp_tokens=%d would do"):format(math.ceil(o.seq.size / last)) or ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
+    share < most and ("cp_tokens=%d would do"):format(rounded(needed, grain_of(needed)))
+      or ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
 end
 
 -- The rows of a microbatch of groups of `ranks` ranks.
