@@ -18,9 +18,9 @@ local TWICE = 2 -- a program's second run is what later ones repeat
 -- that take about as long as one another.
 local ALONE, TOGETHER, IN_SLOTS = 24, 4, 8
 -- How much longer than a microbatch of `accum` rows are, at most. Each row reads and writes all weights and sums of gradients, so fewer
--- and longer ones are faster as long as memory keeps their values, and fewer sequences are split; a quarter is for sequences that do not
--- fill rows, or share one. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
-local ROOMS, ROOM, ROOM_TOGETHER = { 4, 3, 2, 1.5, 1.25 }, 1.25, 2
+-- and longer ones are faster as long as memory keeps their values, and fewer sequences are split. What is to spare is for sequences that
+-- do not fill rows, or share one. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
+local ROOMS, ROOM, ROOM_TOGETHER, SPARE = { 4, 8 / 3, 2, 4 / 3 }, 1.25, 2, 1 / 8
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -44,6 +44,18 @@ local function most_slots(groups, parts)
   local times = 2
   for i = 2, #groups.sizes do times = math.max(times, groups.sizes[i] // groups.sizes[i - 1]) end
   return math.ceil((times * parts + 3 + #groups.sizes) / groups.slots) * groups.slots
+end
+
+-- Of `parts` microbatches, how much longer rows may be: a rank's share of a step fills a whole number of them, two or more, and leaves
+-- SPARE of each. A share of as many tokens as rows have would need another row on every second rank.
+local function rooms_of(parts)
+  local list = {}
+  for _, room in ipairs(ROOMS) do
+    local longer = parts / math.max(2, math.ceil(parts / room)) * (1 + SPARE)
+    if longer > ROOM and longer ~= list[#list] then list[#list + 1] = longer end
+  end
+  list[#list + 1] = ROOM
+  return list
 end
 
 -- The rows of each size of groups, up to `room` times as long as a microbatch of `accum`.
@@ -73,7 +85,7 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
+  local d = { ranks = groups.ranks, most = most, parts = parts, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
   if d.tokens then d.tokens = math.max(1, d.tokens // grain_of(d.tokens)) * grain_of(d.tokens) end
   if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
   local share = math.min(most, d.tokens or most)
@@ -113,11 +125,11 @@ function dynamic.rows(o)
   return list
 end
 
--- Of ROOMS those whose longest rows of one rank and of the largest groups fit in memory, by the predicted time a token of the former,
--- attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
+-- Of the step's rooms those with which the longest rows of one rank and of the largest groups fit in memory, by the predicted time a token
+-- of the former, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
 local function fitting_rooms(o, make)
   local costs, list = {}, {}
-  for i, room in ipairs(ROOMS) do
+  for i, room in ipairs(rooms_of(o.dynamic.parts)) do
     set_rows(o.dynamic, room)
     local rows = dynamic.rows(o)
     local function planned(row)
