@@ -17,9 +17,9 @@ local TWICE = 2 -- a program's second run is what later ones repeat
 -- Lengths of rows of one rank, whose last ones are filled up, and how many of them are half a row or shorter; of larger groups; of these where a slot of a pipeline's schedule has rows
 -- that take about as long as one another.
 local ALONE, SHORT, TOGETHER, IN_SLOTS = 24, 6, 4, 8
--- How much longer than a microbatch of `accum` rows are, at most. Each row reads and writes all weights and sums of gradients, so fewer
--- and longer ones are faster as long as memory keeps their values, and fewer sequences are split. What is to spare is for sequences that
--- do not fill rows, or share one. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
+-- How many microbatches of `accum` rows hold, at most, and SPARE of it besides, for sequences that do not fill rows, or share one. Each row
+-- reads and writes all weights and sums of gradients, so fewer and longer ones are faster as long as memory keeps their values, and fewer
+-- sequences are split. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
 local ROOMS, ROOM, ROOM_TOGETHER, SPARE = { 4, 8 / 3, 2, 4 / 3 }, 1.25, 2, 1 / 8
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
@@ -44,16 +44,17 @@ end
 
 local function refuse(what, help) core.fail('cp="dynamic": ' .. what, { help = help }) end
 
--- The most slots that a step's documents need. Rows of one rank are packed: but for the last ones, more than half full. A row of a larger
--- group has a document that fits on none of the size before, which fills more of it than the ratio of the sizes.
+-- The most slots that a step's documents need, a microbatch of which has `parts` of a rank's tokens on the shortest rows of groups. Rows
+-- of one rank are packed: but for the last ones, more than half full. A row of a larger group has a document that fits on none of the
+-- size before, which fills more of it than the ratio of the sizes.
 local function most_slots(groups, parts)
   local times = 2
   for i = 2, #groups.sizes do times = math.max(times, groups.sizes[i] // groups.sizes[i - 1]) end
   return math.ceil((times * parts + 3 + #groups.sizes) / groups.slots) * groups.slots
 end
 
--- Of `parts` microbatches, how much longer rows may be: a rank's share of a step fills a whole number of them, two or more, and leaves
--- SPARE of each. A share of as many tokens as rows have would need another row on every second rank.
+-- How much longer than one of `parts` microbatches rows may be: a rank's share of a step fills a whole number of them, two or more, but
+-- for what is to spare. A share of as many tokens as rows have would need another row on every second rank.
 local function rooms_of(parts)
   local list = {}
   for _, room in ipairs(ROOMS) do
@@ -66,7 +67,7 @@ end
 
 -- The rows of each size of groups, up to `room` times as long as a microbatch of `accum`.
 local function set_rows(d, room)
-  local least = 0
+  local least, share = 0, math.min(d.most, d.tokens or d.most)
   d.longest = rounded(d.most * room, grain_of(d.most))
   for i, group in ipairs(d.groups) do
     if group.ranks == 1 then
@@ -77,7 +78,7 @@ local function set_rows(d, room)
       group.lengths = add_lengths({}, math.min(least, longest - 1), longest, d.slots > 0 and IN_SLOTS or TOGETHER)
     end
     local following = d.groups[i + 1]
-    least = following and rounded(group.ranks * d.most / following.ranks, 2)
+    least = following and rounded(group.ranks * share / following.ranks, 2)
   end
 end
 
@@ -93,9 +94,10 @@ function dynamic.read(o, parts)
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
   local d = { ranks = groups.ranks, most = most, parts = parts, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
-  if d.tokens then d.tokens = math.max(1, d.tokens // grain_of(d.tokens)) * grain_of(d.tokens) end
-  if d.slots > 0 then d.most_slots = most_slots(groups, parts) end
-  local share = math.min(most, d.tokens or most)
+  if d.tokens and d.tokens < SMALL_GRAIN then refuse(("cp_tokens=%d is less than rows have"):format(d.tokens), ("cp_tokens=%d or more"):format(SMALL_GRAIN)) end
+  if d.tokens then d.tokens = d.tokens // grain_of(d.tokens) * grain_of(d.tokens) end
+  local share = math.min(most, d.tokens or most) -- of a sequence, on each rank
+  if d.slots > 0 then d.most_slots = most_slots(groups, math.ceil(parts * most / share)) end
   for _, size in ipairs(groups.sizes) do
     d.groups[#d.groups + 1] = { ranks = size }
     if size * share >= o.seq.size then
@@ -106,7 +108,7 @@ function dynamic.read(o, parts)
   local last = groups.sizes[#groups.sizes]
   local needed = math.ceil(o.seq.size / last)
   refuse(("a window of %s=%d does not fit on %d ranks with %d tokens each"):format(o.seq.name, o.seq.size, last, share),
-    share < most and ("cp_tokens=%d would do"):format(rounded(needed, grain_of(needed)))
+    share < most and needed <= most and ("cp_tokens=%d would do"):format(rounded(needed, grain_of(needed)))
       or ("batch=%d in %d microbatches gives a rank %d tokens; fewer microbatches, or a shorter window, would do"):format(o.batch.size, parts, most))
 end
 

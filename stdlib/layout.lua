@@ -421,7 +421,7 @@ end
 ---@field reshard? table<string, boolean> {dp = false}: parameters that are gathered over dp are retained for the backward pass
 ---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
 ---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
----@field cp_tokens? integer with cp = "dynamic": how many tokens of a sequence a rank computes at most; else as many as rows that fit in memory
+---@field cp_tokens? integer with cp = "dynamic": how many tokens of a sequence a rank computes at most (a multiple of 8, of 128 from 1,024, or less); else as many as rows that fit in memory
 
 ---@class LayoutPreset
 ---@field pp? integer stages

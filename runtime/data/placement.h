@@ -5,12 +5,12 @@
  * ranks a part of the row (under expert parallelism: `batch` rows, one for each rank of that mesh
  * axis); a row is as long as one of a few programs, and filled up at its end. A sequence gets the
  * smallest group whose longest row holds it, with at most `most` tokens of it for each rank, and
- * whose ranks take no longer for it than an even share of the step; or a larger one, where whole
- * plans show that this evens out the ranks. Sequences of larger groups come first, as many on a row
- * as it holds, each row in the group that is free first, with short sequences in what is left of
- * it; then the others, longest first, to the rank with the least work, which are exchanged in the
- * end while that makes the busiest rank faster. Work is the time of the row's program, of its
- * attention that of the query-key pairs of its sequences.
+ * without slots whose ranks take no longer for it than an even share of the step; or a larger one,
+ * where whole plans show that this evens out the ranks. Sequences of larger groups come first, as
+ * many on a row as it holds, each row in the group that is free first, with short sequences in what
+ * is left of it; then the others, longest first, to the rank with the least work, which are
+ * exchanged in the end while that makes the busiest rank faster. Work is the time of the row's
+ * program, of its attention that of the query-key pairs of its sequences.
  *
  * The result follows from the lengths and the costs alone. The microbatches of a rank are in the
  * order of the plan, and so are those of each group: ranks never wait in a circle.
@@ -42,7 +42,7 @@ typedef struct {
 } ml_group_cost;
 typedef struct {
     int64_t ranks;
-    int64_t most; /* tokens of a sequence for each rank of its group, at most; 0: a longest row's */
+    int64_t most; /* a sequence of more tokens for each rank is for a larger group; 0: a row's */
     int count;    /* of group sizes, ascending from 1; each divides the next, and all the ranks */
     ml_group_cost group[ML_GROUP_SIZES];
     int batch;     /* rows of a microbatch; 0 is 1 */

@@ -14,12 +14,13 @@ typedef struct {
     uint32_t *row;        /* of each sequence of a list */
     int64_t *left, *used; /* tokens of each row */
     double *pairs;        /* query-key pairs of each row */
+    int64_t tried;        /* rows of sequences, so far: the time that packing takes */
 } packing;
 
 static packing packing_of(planner *p) {
     packing k = {.p = p, .group = &p->costs->group[0]};
     k.batch = (uint32_t)ml_placement_rows(p->costs, 0);
-    const int64_t rows = (int64_t)k.batch * (p->count + 3); /* at most a microbatch a sequence */
+    const int64_t rows = p->count + 3 * (int64_t)k.batch; /* at most a row a sequence */
     k.row = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     k.left = ML_NEW_ARRAY(p->arena, int64_t, rows);
     k.used = ML_NEW_ARRAY(p->arena, int64_t, rows);
@@ -30,6 +31,7 @@ static packing packing_of(planner *p) {
 /* Whether the sequences, longest first, fit on rows with so much left: each on the one that it
  * fills best. */
 static bool fit(packing *k, const uint32_t *list, uint32_t count, uint32_t rows) {
+    k->tried += (int64_t)count * rows;
     for (uint32_t i = 0; i < count; i++) {
         const int64_t length = k->p->all[list[i]].sequence.length;
         uint32_t best = rows;
@@ -133,8 +135,9 @@ typedef struct {
     uint32_t *from, *to; /* lists that are tried */
 } evening;
 
+/* Seconds of a sequence beside others: the rows of a microbatch take as long as one. */
 static double work(const evening *e, uint32_t sequence) {
-    return work_of(e->rate, e->k.p->all[sequence].sequence.length);
+    return work_of(e->rate, e->k.p->all[sequence].sequence.length) / e->k.batch;
 }
 
 /* A list less the sequence at `given` and with `added`, or `none`: its length. */
@@ -170,12 +173,17 @@ static void try_exchange(evening *e, const lone_rank *busy, const lone_rank *idl
     if (x.slower < best->slower) *best = x;
 }
 
+/* When to stop: a gain of the busiest rank's time; rows of sequences that are tried (some ms). */
+static const double LEAST_GAIN = 1e-4;
+enum { MOST_TRIED = 1 << 20 };
+
 /* For each sequence of the busier rank two of the other that are shorter, or none: the one that
  * leaves half of the difference of the ranks' times, and the longest. */
 static exchange best_exchange(evening *e, const lone_rank *busy, const lone_rank *idle) {
     const double gap = busy->seconds - idle->seconds;
-    exchange best = {.slower = busy->seconds * (1 - 1e-6)};
-    for (uint32_t i = 0; i < busy->list.count; i++) {
+    exchange best = {.slower = busy->seconds * (1 - LEAST_GAIN)};
+    for (uint32_t i = 0; i < busy->list.count && e->k.tried < MOST_TRIED; i++) {
+        if (i > 0 && work(e, busy->list.at[i]) >= work(e, busy->list.at[i - 1])) continue;
         const uint32_t end = idle->list.count;
         const double mine = work(e, busy->list.at[i]);
         uint32_t longest = 0, half;
@@ -210,10 +218,12 @@ static bool relieve(evening *e, lone_rank *busy, lone_rank *idle) {
 }
 
 /* Rows have few lengths, so ranks with equal work may take unequal time: the busiest rank gives a
- * sequence to one of the least busy, or exchanges it for a shorter one, until that is no faster. */
+ * sequence to one of the least busy, or exchanges it for a shorter one, until that is no faster, or
+ * much has been tried. */
 static void even_out(evening *e) {
     enum { STEPS = 256, OTHERS = 3 };
-    for (int step = 0; step < STEPS; step++) {
+    e->k.tried = 0;
+    for (int step = 0; step < STEPS && e->k.tried < MOST_TRIED; step++) {
         lone_rank *busy = e->rank, *idle[OTHERS];
         bool relieved = false;
         for (int64_t r = 1; r < e->count; r++)

@@ -77,10 +77,12 @@ static int64_t room_of(const planner *p, const ml_group_cost *group) {
 static void choose_groups(planner *p) {
     const ml_group_cost *group = p->costs->group, *largest = &group[p->costs->count - 1];
     const work_rate rate = work_rate_of(p->costs);
+    const double rows = (double)p->costs->ranks * (p->costs->batch ? p->costs->batch : 1);
     double share = p->costs->slots > 0 ? INFINITY : 0;
     memset(p->end, 0, sizeof p->end);
     for (uint32_t i = 0; i < p->count; i++)
-        share += work_of(rate, p->all[i].sequence.length) / (double)p->costs->ranks;
+        share += work_of(rate, p->all[i].sequence.length) / rows;
+    share *= 1 + 1e-9; /* what a sum of equal parts may lack of them */
     for (uint32_t i = 0; i < p->count; i++) {
         const int64_t length = p->all[i].sequence.length;
         const double work = work_of(rate, length);

@@ -247,7 +247,8 @@ void place_in_slots(planner *p) {
     for (uint32_t i = 0; i < s.count; i++) sorted[begin[s.bin_of[i] + 1]++] = i;
     make_rows(&s, 0, bins - last, begin, sorted);
     ml_microbatch *at = p->out->microbatches.at + groups;
-    qsort(at, p->out->microbatches.count - groups, sizeof *at, slower_first);
+    const uint32_t alone = p->out->microbatches.count - groups;
+    if (alone > 0) qsort(at, alone, sizeof *at, slower_first);
     make_rows(&s, bins - last, bins, begin, sorted);
     at = p->out->microbatches.at + p->out->microbatches.count - last / (uint32_t)batch;
     qsort(at, last / (uint32_t)batch, sizeof *at, slower_first);

@@ -2,18 +2,19 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/data/placement.h"
 #include "tests/test.h"
 
 /* Rows of up to a quarter more than `most` tokens a rank; 1 us a token, as much as for an eighth of
  * `most` to begin a row and, of a row of one sequence, an eighth more for attention. Groups pay a
- * tenth for their messages. */
-static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
+ * tenth for their messages; each size is so many `times` the one before. */
+static ml_placement_costs costs_of_groups(int64_t ranks, int64_t most, int sizes, int64_t times) {
     ml_placement_costs costs = {.ranks = ranks, .count = sizes};
     for (int g = 0; g < sizes; g++) {
         ml_group_cost *group = &costs.group[g];
-        group->ranks = (int64_t)1 << g;
+        group->ranks = g ? times * costs.group[g - 1].ranks : 1;
         group->count = g ? 6 : 10;
         for (int i = 0; i < group->count; i++) {
             int64_t tokens = g ? most / 2 + most / 8 * (i + 1) : most / 8 * (i + 1);
@@ -23,6 +24,10 @@ static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
         }
     }
     return costs;
+}
+
+static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
+    return costs_of_groups(ranks, most, sizes, 2);
 }
 
 /* Documents of lognormal lengths (mean 1024, sigma 1.5) from 128 to `longest`, cut at the ends of
@@ -143,9 +148,11 @@ TEST(data, a_placement_puts_long_sequences_on_one_row) {
  * of one token follow. Rows have up to 80 tokens a rank. */
 static int64_t group_of_first(int64_t ranks, const int *lengths, int count, int more) {
     ml_arena *arena = ml_arena_new();
-    ml_placement_costs costs = costs_of(ranks, 64, 3);
+    ml_placement_costs costs =
+        ranks % 2 ? costs_of_groups(ranks, 64, 2, ranks) : costs_of(ranks, 64, 3);
     int32_t documents[1024];
     int64_t tokens = 0, found = 0;
+
     ml_step_placement p;
     for (int i = 0; i < count; i++)
         for (int k = 0; k < lengths[i]; k++) documents[tokens++] = i;
@@ -166,9 +173,49 @@ static int64_t group_of_first(int64_t ranks, const int *lengths, int count, int 
  * rank longer than an even share of the step is, whether whole plans are compared or not. */
 TEST(data, a_placement_splits_sequences_no_more_than_needed) {
     static const int alike[] = {80, 80, 80, 80}, one[] = {80, 10, 10, 10};
+    for (int ranks = 3; ranks <= 9; ranks += 2)
+        for (int length = 48; length <= 80; length += 8) {
+            int equal[9];
+            for (int i = 0; i < ranks; i++) equal[i] = length;
+            EXPECT(group_of_first(ranks, equal, ranks, 0) == 1, "%d sequences of %d are split",
+                   ranks, length);
+        }
     CHECK_EQ_INT(group_of_first(4, alike, 4, 0), 1);
     CHECK_EQ_INT(group_of_first(4, one, 4, 0), 4);
     CHECK_EQ_INT(group_of_first(64, one, 1, 600), 4);
+}
+
+/* Many short sequences are placed in about the time that reading them takes. */
+TEST(data, a_placement_of_many_sequences_is_quick) {
+    enum { RANKS = 8, MOST = 8192, ROWS = 128, LENGTH = 50 };
+    ml_arena *arena = ml_arena_new();
+    ml_placement_costs costs = costs_of(RANKS, MOST, 1);
+    int32_t *documents = ML_NEW_ARRAY(arena, int32_t, ROWS * MOST);
+    ml_step_placement p;
+    for (int64_t i = 0, left = 0, number = 0; i < ROWS * MOST; i++, left--) {
+        if (left == 0) left = LENGTH + number++ % LENGTH;
+        documents[i] = (int32_t)number;
+    }
+    const clock_t begin = clock();
+    ml_placement_make(arena, &costs, documents, ROWS, MOST, &p);
+    const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    check_complete(&costs, &p, arena);
+    EXPECT(seconds < 1, "%g s of processor time for %u sequences", seconds, p.sequences);
+    ml_arena_free(arena);
+}
+
+/* A microbatch with a row for each of four ranks takes as long as one row. */
+TEST(data, a_placement_shares_the_rows_of_a_microbatch) {
+    ml_arena *arena = ml_arena_new();
+    ml_placement_costs costs = costs_of(4, 64, 3);
+    int32_t documents[680];
+    ml_step_placement p;
+    costs.batch = 4;
+    for (int i = 0; i < 680; i++) documents[i] = i < 80 ? 0 : i;
+    ml_placement_make(arena, &costs, documents, 1, 680, &p);
+    check_complete(&costs, &p, arena);
+    CHECK(imbalance(&costs, &p) < 0.05);
+    ml_arena_free(arena);
 }
 
 /* The ranks of a group have about as many query-key pairs, though a sequence is shorter than its
