@@ -14,8 +14,8 @@ local packing = require "mlua.packing"
 local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
--- Lengths of rows of one rank, whose last ones are filled up, and how many of them are half a row or shorter; of larger groups; of these where a slot of a pipeline's schedule has rows
--- that take about as long as one another.
+-- Lengths of rows of one rank, whose last ones are filled up, and how many of them are half a row or shorter; of rows of larger groups; of
+-- these where a slot of a pipeline's schedule has rows that take about as long as one another.
 local ALONE, SHORT, TOGETHER, IN_SLOTS = 24, 6, 4, 8
 -- How many microbatches of `accum` rows hold, at most, and SPARE of it besides, for sequences that do not fill rows, or share one. Each row
 -- reads and writes all weights and sums of gradients, so fewer and longer ones are faster as long as memory keeps their values, and fewer
