@@ -14,9 +14,9 @@ local packing = require "mlua.packing"
 local dynamic = {}
 
 local TWICE = 2 -- a program's second run is what later ones repeat
--- Lengths of rows of one rank, whose last ones are filled up, and how many of them are half a row or shorter; of rows of larger groups; of
--- these where a slot of a pipeline's schedule has rows that take about as long as one another.
-local ALONE, SHORT, TOGETHER, IN_SLOTS = 24, 6, 4, 8
+-- Lengths of rows of one rank, whose last ones are filled up; of rows of larger groups; of these where a slot of a pipeline's schedule has
+-- rows that take about as long as one another.
+local ALONE, TOGETHER, IN_SLOTS = 24, 4, 8
 -- How many microbatches of `accum` rows hold, at most, and SPARE of it besides, for sequences that do not fill rows, or share one. Each row
 -- reads and writes all weights and sums of gradients, so fewer and longer ones are faster as long as memory keeps their values, and fewer
 -- sequences are split. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
@@ -26,20 +26,14 @@ local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are mult
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
 local function rounded(tokens, grain) return math.ceil(tokens / grain) * grain end
 
--- Append up to `count` numbers of tokens, the last `most`, evenly above `least`.
-local function add_lengths(lengths, least, most, count)
-  local grain = grain_of(most)
+-- Up to `count` numbers of tokens, the last `most`, evenly above `least`.
+local function row_lengths(least, most, count)
+  local lengths, grain = {}, grain_of(most)
   for i = 1, count do
     local tokens = math.min(most, rounded(least + (most - least) * i / count, grain))
     if tokens ~= lengths[#lengths] then lengths[#lengths + 1] = tokens end
   end
   return lengths
-end
-
--- The rows of one rank. Its last one is mostly longer than half a row.
-local function lone_lengths(longest)
-  local half = math.min(longest, rounded(longest / 2, grain_of(longest)))
-  return add_lengths(add_lengths({}, 0, half, SHORT), half, longest, ALONE - SHORT)
 end
 
 local function refuse(what, help) core.fail('cp="dynamic": ' .. what, { help = help }) end
@@ -70,13 +64,12 @@ local function set_rows(d, room)
   local least, share = 0, math.min(d.most, d.tokens or d.most)
   d.longest = rounded(d.most * room, grain_of(d.most))
   for i, group in ipairs(d.groups) do
-    if group.ranks == 1 then
-      group.lengths = lone_lengths(d.longest)
-    else
-      local longest = rounded(d.most * math.min(room, ROOM_TOGETHER), grain_of(d.most))
+    local longest, count = d.longest, ALONE
+    if group.ranks > 1 then
+      longest, count = rounded(d.most * math.min(room, ROOM_TOGETHER), grain_of(d.most)), d.slots > 0 and IN_SLOTS or TOGETHER
       longest = math.min(longest, d.tokens or longest)
-      group.lengths = add_lengths({}, math.min(least, longest - 1), longest, d.slots > 0 and IN_SLOTS or TOGETHER)
     end
+    group.lengths = row_lengths(math.min(least, longest - 1), longest, count)
     local following = d.groups[i + 1]
     least = following and rounded(group.ranks * share / following.ranks, 2)
   end
