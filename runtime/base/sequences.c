@@ -16,6 +16,10 @@ static double keys_before(int64_t end, int64_t window) {
     return 0.5 * (double)rising * (double)(rising + 1) + (double)(end - rising) * (double)window;
 }
 
+double ml_sequence_pairs(int64_t length) {
+    return keys_before(length, 0);
+}
+
 /* Pairs of the queries [from, to) of a row, of a sequence that begins at `start`. */
 static double pairs(int64_t start, int64_t length, int64_t from, int64_t to, ml_pair_mask mask) {
     if (from < start) from = start;

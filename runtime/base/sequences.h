@@ -22,6 +22,9 @@ typedef struct {
     int64_t window; /* keys that a query sees, itself included; 0: all */
 } ml_pair_mask;
 
+/* Pairs of a causal sequence. */
+double ml_sequence_pairs(int64_t length);
+
 /* Where the sequence that begins at `from` ends, at `end` at the latest: equal numbers are one. */
 int64_t ml_sequence_end(const int32_t *documents, int64_t from, int64_t end);
 

@@ -62,10 +62,6 @@ static uint32_t pack(packing *k, const uint32_t *list, uint32_t count) {
     }
 }
 
-static double pairs_of(int64_t length) {
-    return 0.5 * (double)length * (double)(length + 1);
-}
-
 /* Seconds of a microbatch whose rows begin at `first`; 0 where they are empty. */
 static double microbatch_seconds(const packing *k, uint32_t first) {
     int64_t used = 0;
@@ -76,21 +72,20 @@ static double microbatch_seconds(const packing *k, uint32_t first) {
     }
     if (used == 0) return 0;
     const ml_row_cost *row = &k->group->row[row_for(k->group, used)];
-    return row->seconds - row->attention * (1 - pairs / pairs_of(row->tokens));
+    return row_seconds(row, pairs / ml_sequence_pairs(row->tokens));
 }
 
 /* Seconds of these sequences on rows of a rank that computes others for `before` seconds: a rank
  * without any computes a row of filling. */
 static double packed_seconds(packing *k, const uint32_t *list, uint32_t count, double before) {
-    const ml_row_cost *shortest = &k->group->row[0];
-    if (count == 0) return before > 0 ? before : shortest->seconds - shortest->attention;
+    if (count == 0) return before > 0 ? before : row_seconds(&k->group->row[0], 0);
     const uint32_t rows = pack(k, list, count);
     memset(k->used, 0, sizeof *k->used * rows);
     memset(k->pairs, 0, sizeof *k->pairs * rows);
     for (uint32_t i = 0; i < count; i++) {
         const int64_t length = k->p->all[list[i]].sequence.length;
         k->used[k->row[i]] += length;
-        k->pairs[k->row[i]] += pairs_of(length);
+        k->pairs[k->row[i]] += ml_sequence_pairs(length);
     }
     for (uint32_t r = 0; r < rows; r += k->batch) before += microbatch_seconds(k, r);
     return before;

@@ -48,6 +48,9 @@ typedef struct {
 work_rate work_rate_of(const ml_placement_costs *costs);
 double work_of(work_rate rate, int64_t length);
 
+/* A row's seconds where its sequences have this share of the pairs of one that fills it. */
+double row_seconds(const ml_row_cost *row, double share);
+
 const ml_row_cost *longest_row(const ml_group_cost *group);
 /* The shortest row of a group with room for so many tokens. */
 int row_for(const ml_group_cost *group, int64_t tokens);

@@ -46,6 +46,10 @@ double work_of(work_rate rate, int64_t length) {
     return (double)length * (rate.linear + rate.quadratic * (double)length);
 }
 
+double row_seconds(const ml_row_cost *row, double share) {
+    return row->seconds - row->attention * (1 - share);
+}
+
 static int shorter_first(const void *a, const void *b) {
     const ml_sequence *x = a, *y = b;
     if (x->length != y->length) return x->length < y->length ? -1 : 1;
@@ -103,7 +107,7 @@ static double seconds_of(planner *p, const ml_microbatch *m) {
         const double share = row_arrange(p, placed, row->tokens, group->ranks);
         if (share > most) most = share;
     }
-    return row->seconds - row->attention * (1 - most);
+    return row_seconds(row, most);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */

@@ -48,7 +48,8 @@ static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int
     return documents;
 }
 
-/* Each token of the step is in one microbatch, and each microbatch is on a row that is long enough.
+/* Each token of the step is in one microbatch, no rank has too many of one sequence, and each
+ * microbatch is on a row that is long enough.
  */
 static void check_complete(const ml_placement_costs *costs, const ml_step_placement *p,
                            ml_arena *arena) {
@@ -66,6 +67,7 @@ static void check_complete(const ml_placement_costs *costs, const ml_step_placem
             int64_t used = 0;
             for (uint32_t k = 0; k < row->sequences; k++) {
                 const ml_sequence *s = &p->sequence[row->first + k];
+                wrong += costs->most > 0 && s->length > costs->most * group->ranks;
                 for (int64_t t = 0; t < s->length; t++) wrong += seen[s->start + t]++;
                 used += s->length;
             }
@@ -101,15 +103,17 @@ TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
         int64_t ranks, longest;
         int sizes;
         double most_uneven, most_filling;
-    } cases[] = {{1, 2048, 1, 0, 0.02},
-                 {2, 4096, 2, 0.003, 0.02},
-                 {8, 8192, 3, 0.0065, 0.02},
-                 {64, 8192, 3, 0.008, 0.02}};
+        bool bounded; /* at most a microbatch's tokens of a sequence for each rank */
+    } cases[] = {{1, 2048, 1, 0, 0.02, false},      {2, 4096, 2, 0.003, 0.02, false},
+                 {8, 8192, 3, 0.0065, 0.02, false}, {64, 8192, 3, 0.008, 0.02, false},
+                 {2, 4096, 2, 0.01, 0.02, true},    {8, 8192, 3, 0.01, 0.02, true},
+                 {64, 8192, 3, 0.01, 0.02, true}};
     ml_arena *arena = ml_arena_new();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const int64_t most = 2048, microbatches = 8;
         int64_t ranks = cases[c].ranks, rows = ranks * microbatches * most / cases[c].longest;
         ml_placement_costs costs = costs_of(ranks, most, cases[c].sizes);
+        costs.most = cases[c].bounded ? most : 0;
         double uneven = 0, filling = 0, count = 0;
         for (unsigned seed = 1; seed <= 5; seed++) {
             ml_arena_reset(arena);

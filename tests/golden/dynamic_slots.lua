@@ -15,5 +15,7 @@ for _, case in ipairs { { parts = 16 }, { parts = 4, tokens = 40 } } do
     costs.groups[i] = { ranks = group.ranks, rows = rows }
   end
   local _, facts = core.placement(costs):plan(host)
-  print(("%d tokens a rank: %d slots for 24 documents of 112, at most %d"):format(d.tokens or d.most, facts.slots, d.most_slots))
+  local lengths = d.groups[#d.groups].lengths
+  print(("%d tokens a rank, %d on all three: %d slots for 24 documents of 112, at most %d"):format(
+    d.tokens or d.most, lengths[#lengths], facts.slots, d.most_slots))
 end
