@@ -9,7 +9,7 @@
 #   bounded      likewise with cp_tokens=EACH: documents of more tokens are split, whether a row of one rank holds them or not
 #   alone        RANKS times one GPU's throughput on the windows of `static`, each on it alone: the same products and query-key
 #                pairs without messages, filling or uneven ranks, which bounds any placement
-# STEPS a run (16), of which the first 6 do not count; MODEL are further settings, EACH the tokens of a sequence a rank, ZERO=true has ZeRO-1.
+# STEPS a run (16), of which the first 6 do not count; MODEL are further settings, EACH the tokens of a rank's microbatch, ZERO=true has ZeRO-1.
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-$(mktemp -d)} steps=${STEPS:-16} mlua=${MLUA:-build/mlua} ranks=${RANKS:-2} each=${EACH:-2048}

@@ -129,8 +129,8 @@ PROCESS_TEST(documents_under_layouts) {
         "-n 2 --mesh dp=2",
         "-n 2 --mesh pp=2",
         "-n 2 --mesh cp=2",
-        "accum=8 -n 2 --mesh cp=2 --layout cp=dynamic",
-        "accum=4 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,zero=true"};
+        "accum=8 -n 2 --mesh cp=2 --layout cp=dynamic,cp_tokens=8",
+        "accum=4 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,zero=true,cp_tokens=8"};
     enum { COUNT = sizeof words / sizeof *words };
     double loss[COUNT], evaluation[COUNT];
     process_write(

@@ -160,8 +160,8 @@ PROCESS_TEST(dynamic_context_of_sums_over_positions) {
     write_documents(room, 23);
     process_result one = process_run(room, 0, "", TRAIN "steps=3 sums=true");
     for (int i = 0; i < 2; i++) {
-        process_result many =
-            process_run(room, 0, "", TRAIN "steps=3 sums=true --layout cp=dynamic %s", layouts[i]);
+        process_result many = process_run(
+            room, 0, "", TRAIN "steps=3 sums=true --layout cp=dynamic,cp_tokens=32 %s", layouts[i]);
         process_compare_steps("sums over positions", many.output, one.output);
     }
 }
@@ -198,7 +198,8 @@ PROCESS_TEST(dynamic_context_of_experts) {
     write_documents(room, 7);
     process_result one = process_run(room, 0, "", TRAIN "steps=3 experts=4");
     process_result many = process_run(
-        room, 0, "", TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic");
+        room, 0, "",
+        TRAIN "steps=3 experts=4 accum=4 -n 4 --mesh ep=2,cp=2 --layout cp=dynamic,cp_tokens=32");
     process_compare_steps("experts", many.output, one.output);
     many = process_run(
         room, 0, "",
@@ -212,7 +213,7 @@ PROCESS_TEST(dynamic_context_of_two_mixtures) {
     process_result one = process_run(room, 0, "", TRAIN "steps=2 experts=4 second=6");
     process_result many = process_run(room, 0, "",
                                       TRAIN "steps=2 experts=4 second=6 accum=8 -n 2 --mesh cp=2 "
-                                            "--layout cp=dynamic");
+                                            "--layout cp=dynamic,cp_tokens=32");
     process_compare_steps("two mixtures of experts", many.output, one.output);
 }
 
@@ -393,7 +394,8 @@ PROCESS_TEST(dynamic_context_with_a_killed_rank) {
 PROCESS_TEST(dynamic_context_with_numbers_that_are_not_finite) {
     write_documents(room, 99);
     process_result r =
-        process_run(room, 1, "", TRAIN "lr=1e20 accum=8 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic");
+        process_run(room, 1, "",
+                    TRAIN "lr=1e20 accum=8 -n 4 --mesh dp=2,cp=2 --layout cp=dynamic,cp_tokens=16");
     process_expect(&r, "step 2: loss nan, gradient norm nan: ");
     process_expect(&r, "the first output that is not finite is that of blocks.1");
 }
