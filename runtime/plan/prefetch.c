@@ -10,7 +10,8 @@
  *
  * None is a prefetch along a mesh axis that the program's own collectives use: these would come
  * after it. Between hosts NCCL has them, and its kernels of two communicators have no common order
- * on all ranks: there is none where the program sends, or where groups run programs of their own.
+ * on all ranks: there is none where the program sends. Where groups run programs of their own,
+ * those that send wait for the prefetches (device/cuda/cuda_prefetch.c).
  */
 #include <stdlib.h>
 
@@ -90,11 +91,10 @@ static void uses_count(prefetch *p) {
 }
 
 static ml_prefetch prefetch_kind(const prefetch *p, const ml_collective_step *c) {
-    const bool alone = !p->sends && !p->plan->all_ranks;
     if (p->used[c->mesh_axis]) return ML_PREFETCH_NONE;
-    if (plan_within_host(p->plan->layout, p->plan->target, c->mesh_axis))
-        return alone ? ML_PREFETCH_ANY : ML_PREFETCH_COPIES;
-    return alone ? ML_PREFETCH_ANY : ML_PREFETCH_NONE;
+    if (!p->sends) return ML_PREFETCH_ANY;
+    return plan_within_host(p->plan->layout, p->plan->target, c->mesh_axis) ? ML_PREFETCH_COPIES
+                                                                            : ML_PREFETCH_NONE;
 }
 
 /* Whether the result is a whole state that nothing else uses, in which the operand has room. */

@@ -162,7 +162,8 @@ TEST(gpu_ranks, prefetch) {
     process_in_room(gpu_ranks_prefetch);
 }
 
-/* Likewise where groups of ranks run programs of their own, whose cached parameters all gather. */
+/* Likewise where groups of ranks run programs of their own, whose cached parameters all gather. By
+ * NCCL too: larger groups' programs wait for that before their own collectives. */
 static void gpu_ranks_prefetch_of_groups(process_room *room) {
     static const char documents[] =
         "awk 'BEGIN { srand(7); for (i = 0; i < 3000; i++) { s = \"\"; n = exp(1 + 2 * rand()); "
@@ -174,10 +175,12 @@ static void gpu_ranks_prefetch_of_groups(process_room *room) {
     gpu_need(2);
     process_shell(room, 0, documents);
     learned one = train(room, 1, "MLUA_VERIFY=1", packed);
-    for (int i = 0; i < 2; i++) {
-        const int ranks = 2 + 2 * i;
+    static const char *const knobs[] = {"MLUA_GRAPHS=1", "MLUA_GRAPHS=0", "MLUA_PEER=0",
+                                        "MLUA_PEER=0 MLUA_GRAPHS=0"};
+    for (int i = 0; i < 4; i++) {
+        const int ranks = 2 + 2 * (i % 2);
         const char *output = compare_under(
-            room, ml_arena_format(room->arena, "MLUA_DEBUG=1 MLUA_GRAPHS=%d", 1 - i), &one, ranks,
+            room, ml_arena_format(room->arena, "MLUA_DEBUG=1 %s", knobs[i]), &one, ranks,
             ml_arena_format(room->arena,
                             "%s --mesh cp=%d --layout cp=dynamic,zero=true,cp_tokens=%d", packed,
                             ranks, 32 / ranks));

@@ -38,7 +38,8 @@ typedef struct {
 /* Of states that are prefetched (cuda_prefetch.c). */
 typedef struct {
     CUevent event;
-    int axis; /* of the mesh, on whose stream it is recorded */
+    int axis;  /* of the mesh, on whose stream it is recorded */
+    bool nccl; /* which has served a launch of it */
 } cuda_prefetch_event;
 typedef struct {
     ML_VEC(cuda_prefetch_event) events;

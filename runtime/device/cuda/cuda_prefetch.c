@@ -4,8 +4,9 @@
  *
  * Each launch of them is followed by an event of its states, the device's: rebuilds of the same
  * states by several programs record the same one. A program waits for the events of the states that
- * it uses, each before the first step that does; in a CUDA graph by external events. What is not a
- * plain run waits for all. */
+ * it uses, each before the first step that does; in a CUDA graph by external events. Where NCCL has
+ * served them, it waits for all before its first collective: kernels of two communicators have no
+ * common order on all ranks. What is not a plain run waits for all. */
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 
@@ -74,12 +75,15 @@ ml_status cuda_prefetch_launched(ml_executable *e, const cuda_step *step, CUstre
     cuda_device *d = e->device;
     uint32_t last = 0;
     bool copies = true;
+    for (uint32_t i = 0; i < step->group; i++) copies &= step[i].ce != NULL;
     for (uint32_t i = 0; i < step->group; i++) {
         const uint32_t event = event_of(d, state_of(e, step[i].step, 1));
-        copies &= step[i].ce != NULL;
         if (event == last) continue;
         CUDA_TRY(cuEventRecord(d->prefetch.events.at[event - 1].event, stream));
         last = event;
+        if (copies || d->prefetch.events.at[event - 1].nccl) continue;
+        d->prefetch.events.at[event - 1].nccl = true;
+        d->prefetch.generation++;
     }
     d->prefetch.pending = true;
     if (copies || step->step->collective->prefetch == ML_PREFETCH_ANY) return ML_OK;
@@ -94,7 +98,8 @@ static void await_add(ml_executable *e, bool *seen, uint32_t step, uint32_t even
 }
 
 /* The events that the program waits for, each at the first step that uses one of its states, or is
- * a collective of its mesh axis: a graph has those on streams of its own. */
+ * a collective of its mesh axis: a graph has those on streams of its own. Those of NCCL: at the
+ * first collective. */
 static void awaits_find(void *executable) {
     ml_executable *e = executable;
     const cuda_prefetch *p = &e->device->prefetch;
@@ -106,18 +111,26 @@ static void awaits_find(void *executable) {
             await_add(e, seen, t, event_of(e->device, state_of(e, step, i)));
         const bool collects = step->kind == ML_STEP_COLLECTIVE && !step->collective->prefetch;
         for (uint32_t i = 0; collects && i < p->events.count; i++)
-            if (p->events.at[i].axis == step->collective->mesh_axis) await_add(e, seen, t, i + 1);
+            if (p->events.at[i].nccl || p->events.at[i].axis == step->collective->mesh_axis)
+                await_add(e, seen, t, i + 1);
     }
+}
+
+/* A state keeps its event: there are more of them, or one is waited for at an earlier step. */
+static uint64_t awaits_sum(const ml_executable *e) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < e->awaits.count; i++) sum += e->step_count + 1 - e->awaits.at[i].step;
+    return sum;
 }
 
 ml_status cuda_prefetch_follow(ml_executable *e, bool *more) {
     const cuda_device *d = e->device;
-    const uint32_t before = e->awaits.count;
+    const uint64_t before = awaits_sum(e);
     *more = false;
     if (e->awaits_generation == d->prefetch.generation) return ML_OK;
     ML_TRY(ml_protect(awaits_find, e));
     e->awaits_generation = d->prefetch.generation;
-    *more = e->awaits.count != before; /* a state keeps its event: none is replaced */
+    *more = awaits_sum(e) != before;
     return ML_OK;
 }
 
