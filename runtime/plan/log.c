@@ -31,13 +31,23 @@ static ml_log_event *event_add(const ml_plan *plan, ml_log_kind kind) {
     return event;
 }
 
+/* That of a step's ranks: until param_cache moves them to a rebuild, the all-gathers of a group's
+ * program are along axes of all ranks. */
+static const ml_layout *layout_of(const ml_plan *plan, const ml_step *step) {
+    const ml_collective_step *c = step->collective;
+    if (step->kind != ML_STEP_COLLECTIVE) return plan->layout;
+    const bool own = plan->layout != NULL && plan->layout->axis[c->mesh_axis].size == c->ranks;
+    return own ? plan->layout : plan->update_layout;
+}
+
 static void measure(const ml_plan *plan, const ml_schedule *s, ml_log_event *event) {
     for (uint32_t t = 0; t < s->steps.count; t++) {
-        if (s->steps.at[t].kind == ML_STEP_WAIT) continue;
+        const ml_step *step = &s->steps.at[t];
+        if (step->kind == ML_STEP_WAIT) continue;
         event->steps++;
-        event->bytes += (double)s->steps.at[t].bytes;
+        event->bytes += (double)step->bytes;
         if (plan->target->kind == ML_TARGET_CUDA)
-            event->seconds += plan_step_seconds(s, plan->layout, t);
+            event->seconds += plan_step_seconds(s, layout_of(plan, step), t);
     }
 }
 
