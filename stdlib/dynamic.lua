@@ -1,11 +1,11 @@
 -- Dynamic context parallelism: m.train under a layout with cp = "dynamic" and pack = "document".
 --
 -- A step's documents, cut at the ends of windows, are placed anew on rows of a few lengths, which groups of 1, 2, 4, ... ranks
--- compute (runtime/data/placement.h): one program for each row of each size of groups, made ahead. They add to sums of gradients
--- that each rank has for itself; the update of all ranks adds these up. The loss divides once, by the count of the whole step.
--- Under pipeline stages the microbatches of a step are of several programs, in one schedule (m.compile's `mixed`), and each rank has
--- one in each slot of it. Where ranks of ep split the batch, a microbatch has a row for each of them; where parameters are split
--- over the ranks, all groups run a microbatch together, which has a row for each.
+-- compute (runtime/data/placement.h): one program for each row of each size of groups, and for several of the longest ones of larger
+-- groups, made ahead. They add to sums of gradients that each rank has for itself; the update of all ranks adds these up. The loss
+-- divides once, by the count of the whole step. Under pipeline stages the microbatches of a step are of several programs, in one
+-- schedule (m.compile's `mixed`), and each rank has one in each slot of it. Where ranks of ep split the batch, a microbatch has a row
+-- for each of them; where parameters are split over the ranks, all groups run a microbatch together, which has a row for each.
 local core = require "mlua.core"
 local kept = require "mlua.kept"
 local m = require "mlua"
@@ -17,10 +17,14 @@ local TWICE = 2 -- a program's second run is what later ones repeat
 -- Lengths of rows of one rank, whose last ones are filled up; of rows of larger groups; of these where a slot of a pipeline's schedule has
 -- rows that take about as long as one another.
 local ALONE, TOGETHER, IN_SLOTS = 24, 4, 8
+-- Of the lengths of one rank's rows those about what its last row has, where that is known: so many below and above it, in steps of its
+-- share of a step over FINE.
+local ABOUT, FINE = 10, 128
 -- How many microbatches of `accum` rows hold, at most, and SPARE of it besides, for sequences that do not fill rows, or share one. Each row
 -- reads and writes all weights and sums of gradients, so fewer and longer ones are faster as long as memory keeps their values, and fewer
--- sequences are split. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet.
-local ROOMS, ROOM, ROOM_TOGETHER, SPARE = { 4, 8 / 3, 2, 4 / 3 }, 1.25, 2, 1 / 8
+-- sequences are split. Rows of larger groups, which have gathered keys and values besides, are for those that are longer yet, and up to
+-- SEVERAL of them are a microbatch.
+local ROOMS, ROOM, ROOM_TOGETHER, SPARE, SEVERAL = { 8, 4, 8 / 3, 2, 4 / 3 }, 1.25, 2, 1 / 8, 4
 local WIDE, GRAIN, SMALL_GRAIN = 1024, 128, 8 -- tokens of a rank: rows are multiples of GRAIN where a rank has WIDE or more
 
 local function grain_of(tokens) return tokens >= WIDE and GRAIN or SMALL_GRAIN end
@@ -36,6 +40,24 @@ local function row_lengths(least, most, count)
   return lengths
 end
 
+-- The same of one rank: most of them about `centre`, which its last row has on the average, and one a microbatch of `accum`, `tokens`.
+local function row_lengths_about(centre, most, step, tokens)
+  local low, high, lengths = math.max(0, centre - ABOUT * step), math.min(most, centre + ABOUT * step), {}
+  local function add(least, longest, count)
+    if longest > least then table.move(row_lengths(least, longest, count), 1, count, #lengths + 1, lengths) end
+  end
+  local about, first = (high - low) // step, math.min(tokens, low)
+  local others = ALONE - about - (first > 0 and 1 or 0)
+  local below = math.floor(others * (low - first) / (low - first + most - high) + 0.5)
+  if first < low then below = math.max(below, 1) end
+  if high < most then below = math.min(below, others - 1) end
+  add(0, first, 1)
+  add(first, low, below)
+  add(low, high, about)
+  add(high, most, ALONE - #lengths)
+  return lengths
+end
+
 local function refuse(what, help) core.fail('cp="dynamic": ' .. what, { help = help }) end
 
 -- The most slots that a step's documents need, a microbatch of which has `parts` of a rank's tokens on the shortest rows of groups. Rows
@@ -47,29 +69,54 @@ local function most_slots(groups, parts)
   return math.ceil((times * parts + 3 + #groups.sizes) / groups.slots) * groups.slots
 end
 
--- How much longer than one of `parts` microbatches rows may be: a rank's share of a step fills a whole number of them, two or more, but
--- for what is to spare. A share of as many tokens as rows have would need another row on every second rank.
-local function rooms_of(parts)
-  local list = {}
-  for _, room in ipairs(ROOMS) do
-    local longer = parts / math.max(2, math.ceil(parts / room)) * (1 + SPARE)
-    if longer > ROOM and longer ~= list[#list] then list[#list + 1] = longer end
+-- Whether one rank computes any sequence by itself on rows of so many tokens: then ranks have about as many tokens as one another.
+local function all_alone(d, longest) return d.window <= math.min(d.tokens or longest, longest) end
+
+-- In how many rows of one rank its share of a step is, `parts` microbatches, and how much longer than one of these they may be: the share
+-- fills them but for what is to spare. A share of as many tokens as rows have would need another row on every second rank. Where ranks
+-- have sequences of larger groups besides, less than the share is left for these rows, which are two or more; and a microbatch of these
+-- groups is a `single` row where several do not fit in memory.
+local function rooms_of(d)
+  local list, before = {}, nil
+  local function add(longer, rows)
+    if #d.groups > 1 and not d.together and not all_alone(d, longer * d.most) then list[#list + 1] = { longer = longer, rows = rows } end
+    list[#list + 1] = { longer = longer, rows = rows, single = true }
   end
-  list[#list + 1] = ROOM
+  for _, room in ipairs(ROOMS) do
+    local rows = math.ceil(d.parts / room)
+    if rows == 1 and not all_alone(d, d.parts * d.most * (1 + SPARE)) then rows = 2 end
+    local longer = d.parts / rows * (1 + SPARE)
+    if longer > ROOM and rows ~= before then
+      add(longer, rows)
+      before = rows
+    end
+  end
+  add(ROOM)
   return list
 end
 
--- The rows of each size of groups, up to `room` times as long as a microbatch of `accum`.
+-- The rows of each size of groups. `room` is of rooms_of.
 local function set_rows(d, room)
-  local least, share = 0, math.min(d.most, d.tokens or d.most)
-  d.longest = rounded(d.most * room, grain_of(d.most))
+  local least, share, grain = 0, math.min(d.most, d.tokens or d.most), grain_of(d.most)
+  d.longest = rounded(d.most * room.longer, grain)
   for i, group in ipairs(d.groups) do
-    local longest, count = d.longest, ALONE
-    if group.ranks > 1 then
-      longest, count = rounded(d.most * math.min(room, ROOM_TOGETHER), grain_of(d.most)), d.slots > 0 and IN_SLOTS or TOGETHER
-      longest = math.min(longest, d.tokens or longest)
+    group.several = {}
+    local tokens = d.parts * d.most
+    if i == 1 and room.rows and all_alone(d, d.longest) and tokens / FINE < d.longest / ALONE then
+      local step = rounded(tokens / FINE, grain_of(d.longest))
+      group.lengths = row_lengths_about(rounded(tokens - (room.rows - 1) * d.longest, grain), d.longest, step, d.most)
+    else
+      local longest, count = d.longest, ALONE
+      if i > 1 then
+        longest, count = rounded(d.most * math.min(room.longer, ROOM_TOGETHER), grain), d.slots > 0 and IN_SLOTS or TOGETHER
+        longest = math.min(longest, d.tokens or longest)
+      end
+      group.lengths = row_lengths(math.min(least, longest - 1), longest, count)
     end
-    group.lengths = row_lengths(math.min(least, longest - 1), longest, count)
+    local one = group.lengths[#group.lengths]
+    if i > 1 and not room.single and d.slots == 0 and not d.together then
+      for rows = 2, math.min(SEVERAL, d.longest // one) do group.several[#group.several + 1] = rows end
+    end
     local following = d.groups[i + 1]
     least = following and rounded(group.ranks * share / following.ranks, 2)
   end
@@ -86,7 +133,7 @@ function dynamic.read(o, parts)
   local tokens = o.batch.size * o.seq.size
   local most = math.ceil(tokens / (parts * groups.ranks * groups.batch))
   most = rounded(most, grain_of(most))
-  local d = { ranks = groups.ranks, most = most, parts = parts, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens }
+  local d = { ranks = groups.ranks, most = most, parts = parts, groups = {}, batch = groups.batch, slots = groups.slots, together = groups.together, tokens = groups.tokens, window = o.seq.size }
   if d.tokens and d.tokens < SMALL_GRAIN then refuse(("cp_tokens=%d is less than rows have"):format(d.tokens), ("cp_tokens=%d or more"):format(SMALL_GRAIN)) end
   if d.tokens then d.tokens = d.tokens // grain_of(d.tokens) * grain_of(d.tokens) end
   local share = math.min(most, d.tokens or most) -- of a sequence, on each rank
@@ -94,7 +141,7 @@ function dynamic.read(o, parts)
   for _, size in ipairs(groups.sizes) do
     d.groups[#d.groups + 1] = { ranks = size }
     if size * share >= o.seq.size then
-      set_rows(d, ROOM)
+      set_rows(d, { longer = ROOM, single = true })
       return d
     end
   end
@@ -108,10 +155,10 @@ end
 -- The rows of a microbatch of groups of `ranks` ranks.
 local function rows_of(d, ranks) return d.batch * (d.together and d.ranks // ranks or 1) end
 
--- The options of a program of rows of `tokens` for each of `ranks` ranks.
-local function row_options(o, ranks, tokens)
+-- The options of a program of `several` rows of `tokens` for each of `ranks` ranks.
+local function row_options(o, ranks, tokens, several)
   return setmetatable({
-    batch = core.axis(o.batch.name, rows_of(o.dynamic, ranks)), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
+    batch = core.axis(o.batch.name, several * rows_of(o.dynamic, ranks)), seq = core.axis(o.seq.name, ranks * tokens), accum = 1, group = ranks,
     whole = { [o.batch.name] = o.batch.size, [o.seq.name] = o.seq.size },
   }, { __index = o })
 end
@@ -120,18 +167,21 @@ end
 function dynamic.rows(o)
   local list = {}
   for g, group in ipairs(o.dynamic.groups) do
-    for r, tokens in ipairs(group.lengths) do
-      list[#list + 1] = { o = row_options(o, group.ranks, tokens), group = g, row = r, tokens = tokens, ranks = group.ranks }
+    local count, longest = #group.lengths, group.lengths[#group.lengths]
+    local function add(row, tokens, several)
+      list[#list + 1] = { o = row_options(o, group.ranks, tokens, several), group = g, row = row, tokens = tokens, ranks = group.ranks, rows = several }
     end
+    for r, tokens in ipairs(group.lengths) do add(r, tokens, 1) end
+    for r, several in ipairs(group.several) do add(count + r, longest, several) end
   end
   return list
 end
 
--- Of the step's rooms those with which the longest rows of one rank and of the largest groups fit in memory, by the predicted time a token
--- of the former, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
+-- Of the step's rooms those with which the longest row of one rank and the most rows of the largest groups fit in memory, by the predicted
+-- time a token of the former, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
 local function fitting_rooms(o, make)
   local costs, list = {}, {}
-  for i, room in ipairs(rooms_of(o.dynamic.parts)) do
+  for i, room in ipairs(rooms_of(o.dynamic)) do
     set_rows(o.dynamic, room)
     local rows = dynamic.rows(o)
     local function planned(row)
@@ -172,7 +222,7 @@ function dynamic.choose(o, make, make_all)
     end)
     if rows then return rows, update end
   end
-  set_rows(d, rooms[#rooms] or ROOM)
+  set_rows(d, rooms[#rooms] or { longer = ROOM, single = true })
   return make_all()
 end
 
@@ -192,7 +242,7 @@ end
 ---What mlua check says.
 function dynamic.describe(o)
   local sizes, programs = {}, 0
-  for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths end
+  for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths + #group.several end
   return ("placed on groups of %s of %d ranks, in rows of up to %d tokens a rank%s: %d programs"):format(
     table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.longest, o.dynamic.tokens and (", up to %d of a sequence"):format(o.dynamic.tokens) or "", programs)
 end
@@ -201,7 +251,7 @@ end
 function dynamic.window(o)
   local groups = o.dynamic.groups
   local group = groups[#groups]
-  local inner = row_options(o, group.ranks, o.seq.size)
+  local inner = row_options(o, group.ranks, o.seq.size, 1)
   inner.seq = o.seq
   return inner, group.ranks
 end
@@ -273,7 +323,7 @@ function dynamic.costs(o, rows, gpu)
     local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
     local seconds, attention = row.program:cost(gpu)
     costs.groups[row.group] = group
-    group.rows[row.row] = { tokens = row.tokens, seconds = seconds, attention = attention }
+    group.rows[row.row] = { tokens = row.tokens, rows = row.rows, seconds = seconds, attention = attention }
   end
   return costs
 end

@@ -292,7 +292,7 @@ function step.dynamic_step(o)
   check_window(o)
   local function make(row, lead)
     local finish
-    row.program, finish = accumulate(o, row.o, ("microbatch of %d x %d"):format(row.ranks, row.tokens), lead)
+    row.program, finish = accumulate(o, row.o, ("microbatch of %s%d x %d"):format(row.rows > 1 and row.rows .. " rows of " or "", row.ranks, row.tokens), lead)
     return row.program, finish
   end
   local function make_all()

@@ -59,7 +59,7 @@ local placement = core.placement(costs)
 -- Static layouts' rows: cfg.each tokens a rank.
 local function whole_rows()
   local d = setmetatable({ groups = {} }, { __index = o.dynamic })
-  for g, group in ipairs(o.dynamic.groups) do d.groups[g] = { ranks = group.ranks, lengths = { cfg.each } } end
+  for g, group in ipairs(o.dynamic.groups) do d.groups[g] = { ranks = group.ranks, lengths = { cfg.each }, several = {} } end
   local static_rows, static_finish = step_of.dynamic_step(setmetatable({ dynamic = d }, { __index = o }))
   return dynamic.costs(o, static_rows, gpu), update_seconds(static_finish, static_rows[1])
 end

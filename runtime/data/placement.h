@@ -8,9 +8,10 @@
  * without slots whose ranks take no longer for it than an even share of the step; or a larger one,
  * where whole plans show that this evens out the ranks. Sequences of larger groups come first, as
  * many on a row as it holds, each row in the group that is free first, with short sequences in what
- * is left of it; then the others, longest first, to the rank with the least work, which are
- * exchanged in the end while that makes the busiest rank faster. Work is the time of the row's
- * program, of its attention that of the query-key pairs of its sequences.
+ * is left of it; where there are several of them for each group, they are a microbatch of several
+ * rows, which reads the weights once. Then come the others, longest first, to the rank with the
+ * least work, which are exchanged in the end while that makes the busiest rank faster. Work is the
+ * time of the row's program, of its attention that of the query-key pairs of its sequences.
  *
  * The result follows from the lengths and the costs alone. The microbatches of a rank are in the
  * order of the plan, and so are those of each group: ranks never wait in a circle.
@@ -29,15 +30,17 @@
 
 enum { ML_GROUP_SIZES = 8, ML_ROW_SIZES = 24 };
 
-/* A program of a group: tokens of each rank, seconds of a run where the row is one causal sequence,
- * and those of them that follow query-key pairs (base/sequences.h). */
+/* A program of a group: tokens of each rank of a row, seconds of a run where each row is one causal
+ * sequence, and those of them that follow query-key pairs (base/sequences.h). */
 typedef struct {
     int64_t tokens;
     double seconds, attention;
+    int rows; /* of a microbatch, times `batch`; 0 is 1 */
 } ml_row_cost;
 typedef struct {
     int64_t ranks;
-    int count; /* of rows, shortest first */
+    int count;   /* of programs of one row, shortest first */
+    int several; /* behind them: of more rows, the fewest first, each as long as the longest one */
     ml_row_cost row[ML_ROW_SIZES];
 } ml_group_cost;
 typedef struct {
@@ -77,8 +80,8 @@ typedef struct {
 void ml_placement_make(ml_arena *arena, const ml_placement_costs *costs, const int32_t *documents,
                        int64_t rows, int64_t columns, ml_step_placement *out);
 
-/* The rows of a microbatch of groups of size number g. */
-int64_t ml_placement_rows(const ml_placement_costs *costs, int g);
+/* The rows of a microbatch by program number `row` of groups of size number g. */
+int64_t ml_placement_rows(const ml_placement_costs *costs, int g, int row);
 
 /* Of a step's tokens and of a microbatch's row alike. */
 typedef struct {

@@ -19,7 +19,7 @@ typedef struct {
 
 static packing packing_of(planner *p) {
     packing k = {.p = p, .group = &p->costs->group[0]};
-    k.batch = (uint32_t)ml_placement_rows(p->costs, 0);
+    k.batch = (uint32_t)ml_placement_rows(p->costs, 0, 0);
     const int64_t rows = p->count + 3 * (int64_t)k.batch; /* at most a row a sequence */
     k.row = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     k.left = ML_NEW_ARRAY(p->arena, int64_t, rows);

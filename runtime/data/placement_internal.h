@@ -13,9 +13,10 @@ typedef struct {
 } candidate;
 
 typedef struct {
-    int halved; /* a rank computes at most half, a quarter ... of its longest row of a sequence */
-    int longer; /* rows of larger groups may be so many lengths longer than they need to be */
-    bool apart; /* each of them has one sequence that needs the group, else as many as it holds */
+    int halved;  /* a rank computes at most half, a quarter ... of its longest row of a sequence */
+    int longer;  /* rows of larger groups may be so many lengths longer than they need to be */
+    bool apart;  /* each of them has one sequence that needs the group, else as many as it holds */
+    bool single; /* a microbatch of larger groups has one row */
 } choices;
 
 typedef struct {
@@ -60,9 +61,9 @@ ml_microbatch *microbatch_begin(planner *p, int group, int64_t rank);
 void row_begin(planner *p);
 void row_append(planner *p, ml_microbatch *m, uint32_t sequence);
 void microbatch_end(planner *p, ml_microbatch *m);
-/* A microbatch of sequences that need groups of size number g and are in none yet, with free short
- * ones behind them; NULL where there are none. */
-ml_microbatch *long_rows(planner *p, int g);
+/* A microbatch of up to `rows` rows (times those of ep) of sequences that need groups of size
+ * number g and are in none yet, with free short ones behind them; NULL where there are none. */
+ml_microbatch *long_rows(planner *p, int g, int64_t rows);
 void ranks_load(planner *p, const ml_microbatch *m);
 
 /* ---- placement_alone.c */

@@ -8,13 +8,33 @@
 #include "runtime/base/status.h"
 #include "runtime/data/placement_internal.h"
 
+/* About how many microbatches of one row (of each rank of ep) the sequences need that need groups
+ * of this size. */
+static int64_t rows_needed(const planner *p, int g) {
+    const ml_group_cost *group = &p->costs->group[g];
+    const int64_t most = longest_row(group)->tokens * group->ranks;
+    int64_t tokens = 0, longer = 0;
+    for (uint32_t i = p->end[g + 1]; i < p->end[g]; i++) {
+        tokens += p->all[i].sequence.length;
+        longer += 2 * p->all[i].sequence.length > most;
+    }
+    const int64_t rows = tokens > longer * most ? (tokens + most - 1) / most : longer;
+    const int64_t batch = ml_placement_rows(p->costs, g, 0);
+    return (rows + batch - 1) / batch;
+}
+
 /* The sequences that need groups of this size, each microbatch to the group with the least work. */
 static void place_on_groups(planner *p, int g) {
     int64_t ranks = p->costs->group[g].ranks;
     loads l = loads_of(p, ranks);
+    int64_t left = rows_needed(p, g), each = 1;
     ml_microbatch *m;
-    while ((m = long_rows(p, g)) != NULL) {
-        int64_t which = l.heap[0];
+    for (int64_t n = 0;; n++) {
+        if (n % l.count == 0) each = (left + l.count - 1) / l.count;
+        if (p->choices.single) each = 1;
+        if (!(m = long_rows(p, g, left < each ? left : each))) return;
+        left -= ml_placement_rows(p->costs, g, m->row) / ml_placement_rows(p->costs, g, 0);
+        const int64_t which = l.heap[0];
         m->rank = which * ranks;
         ranks_load(p, m);
         l.seconds[which] = p->out->seconds[m->rank];
@@ -29,7 +49,7 @@ static void place_together(planner *p) {
     int slots = p->costs->slots;
     ml_microbatch *m;
     for (int g = p->costs->count - 1; g > 0; g--)
-        while ((m = long_rows(p, g)) != NULL) ranks_load(p, m);
+        while ((m = long_rows(p, g, 1)) != NULL) ranks_load(p, m);
     for (uint32_t i = 0; i < p->count; i++)
         if (p->alone[i] == i) list[count++] = i;
     if (count > 0) pack_alone(p, 0, list, count);
@@ -139,7 +159,7 @@ static void compare(planner *p, choices with, choices *best, double *least) {
 /* Fewer ranks for a sequence have fewer messages, more are more even. A short sequence takes longer
  * on a row of a larger group, but may save a rank a row whose length it begins; sequences on one
  * row of a larger group cost its beginning once, but leave less to even out ranks with. Which is
- * more follows from whole plans. */
+ * more follows from whole plans. So does whether few rows are better apart. */
 static choices choose(planner *p) {
     enum { SEQUENCES = 1024, HALVED = 2 }; /* of all plans: their time is that of sequences */
     const int groups = p->costs->count, lengths = p->costs->group[groups - 1].count;
@@ -149,6 +169,9 @@ static choices choose(planner *p) {
     if (groups == 1 || p->costs->slots > 0 || 2 * p->count > SEQUENCES) return best;
     for (with = best; with.halved <= HALVED && plans * p->count < SEQUENCES; plans++, with.halved++)
         compare(p, with, &best, &least);
+    with = best;
+    with.single = true;
+    if (p->costs->group[groups - 1].several > 0) compare(p, with, &best, &least), plans++;
     with = best;
     for (int i = 1; i < 2 * lengths && plans * p->count < SEQUENCES; plans++, i++) {
         with.apart = i % 2 == 1, with.longer = i / 2;

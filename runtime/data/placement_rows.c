@@ -101,13 +101,17 @@ static double row_arrange(planner *p, const ml_placed_row *row, int64_t tokens, 
 static double seconds_of(planner *p, const ml_microbatch *m) {
     const ml_group_cost *group = &p->costs->group[m->group];
     const ml_row_cost *row = &group->row[m->row];
+    const int64_t rows = ml_placement_rows(p->costs, m->group, m->row),
+                  each = row->rows ? row->rows : 1;
     double most = 0;
-    for (int64_t e = 0; e < ml_placement_rows(p->costs, m->group); e++) {
-        const ml_placed_row *placed = &p->out->rows.at[m->first_row + (uint32_t)e];
-        const double share = row_arrange(p, placed, row->tokens, group->ranks);
-        if (share > most) most = share;
+    for (int64_t e = 0; e < rows; e += each) {
+        double sum = 0;
+        for (int64_t k = e; k < e + each; k++)
+            sum += row_arrange(p, &p->out->rows.at[m->first_row + (uint32_t)k], row->tokens,
+                               group->ranks);
+        if (sum > most) most = sum;
     }
-    return row_seconds(row, most);
+    return row_seconds(row, most / (double)each);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -132,9 +136,10 @@ static uint32_t longest_within(const planner *p, uint32_t *links, uint32_t low, 
     return low;
 }
 
-int64_t ml_placement_rows(const ml_placement_costs *costs, int g) {
-    int64_t groups = costs->together ? costs->ranks / costs->group[g].ranks : 1;
-    return groups * (costs->batch ? costs->batch : 1);
+int64_t ml_placement_rows(const ml_placement_costs *costs, int g, int row) {
+    const int64_t groups = costs->together ? costs->ranks / costs->group[g].ranks : 1;
+    const int rows = costs->group[g].row[row].rows;
+    return groups * (costs->batch ? costs->batch : 1) * (rows ? rows : 1);
 }
 
 const ml_row_cost *longest_row(const ml_group_cost *group) {
@@ -162,14 +167,14 @@ void row_append(planner *p, ml_microbatch *m, uint32_t i) {
     int64_t used = p->all[i].sequence.length;
     for (uint32_t k = 0; k < row->sequences; k++) used += p->out->sequence[row->first + k].length;
     int needed = row_for(&p->costs->group[m->group], used);
-    if (needed > m->row) m->row = needed;
+    if (needed > m->row) m->row = needed; /* not where there are several rows */
     p->out->sequence[p->out->sequences++] = p->all[i].sequence;
     p->alone[i] = i + 1;
     row->sequences++;
 }
 
 void microbatch_end(planner *p, ml_microbatch *m) {
-    int64_t rows = ml_placement_rows(p->costs, m->group);
+    int64_t rows = ml_placement_rows(p->costs, m->group, m->row);
     while (p->out->rows.count < m->first_row + (uint32_t)rows) row_begin(p);
     const ml_group_cost *group = &p->costs->group[m->group];
     m->seconds = seconds_of(p, m);
@@ -187,15 +192,18 @@ typedef struct {
     int64_t used;         /* tokens */
 } long_row;
 
-/* Sequences that need groups of size number g, longest first, to rows of `capacity` tokens: one to
- * each row, then as many more as fit. Returns how many tokens the fullest row has. */
-static int64_t choose_long(planner *p, int g, long_row *rows, int64_t capacity) {
-    const int64_t count = ml_placement_rows(p->costs, g);
+/* Sequences that need groups of size number g, longest first, to rows of `capacity` tokens, `each`
+ * of them for each rank of ep in turns: one to each row, then as many more as fit. Returns how many
+ * tokens the fullest row has. */
+static int64_t choose_long(planner *p, int g, long_row *rows, int64_t count, int64_t each,
+                           int64_t capacity) {
+    const int64_t batch = count / each;
     const uint32_t end = p->end[g];
     int64_t fullest = 0, chosen;
     do {
         chosen = 0;
-        for (long_row *row = rows; row < rows + count; row++) {
+        for (int64_t r = 0; r < count; r++) {
+            long_row *row = &rows[r % batch * each + r / batch];
             const uint32_t i =
                 longest_within(p, p->grouped, p->end[g + 1], end, capacity - row->used);
             if (i == end) continue;
@@ -213,15 +221,21 @@ static int64_t choose_long(planner *p, int g, long_row *rows, int64_t capacity) 
     return fullest;
 }
 
-ml_microbatch *long_rows(planner *p, int g) {
+ml_microbatch *long_rows(planner *p, int g, int64_t several) {
     const ml_group_cost *group = &p->costs->group[g];
-    const int64_t count = ml_placement_rows(p->costs, g);
+    int program = group->count + group->several - 1;
+    while (program >= group->count && group->row[program].rows > several) program--;
+    const bool one = program < group->count;
+    const int64_t count = ml_placement_rows(p->costs, g, program);
     const int64_t most = longest_row(group)->tokens * group->ranks;
     if (longest_within(p, p->grouped, p->end[g + 1], p->end[g], most) == p->end[g]) return NULL;
     long_row *rows = ML_NEW_ARRAY(p->arena, long_row, count);
-    int row = row_for(group, choose_long(p, g, rows, most)) + p->choices.longer;
-    if (row >= group->count) row = group->count - 1;
+    const int64_t fullest =
+        choose_long(p, g, rows, count, one ? 1 : group->row[program].rows, most);
+    int row = one ? row_for(group, fullest) + p->choices.longer : program;
+    if (one && row >= group->count) row = group->count - 1;
     ml_microbatch *m = microbatch_begin(p, g, 0);
+    if (!one) m->row = program;
     for (int64_t e = 0; e < count; e++) {
         int64_t room = group->row[row].tokens * group->ranks - rows[e].used;
         row_begin(p);

@@ -67,7 +67,7 @@ static int64_t long_ones(planner *p) {
     int64_t columns = 0;
     const ml_microbatch *m;
     for (int g = p->costs->count - 1; g > 0; g--)
-        while ((m = long_rows(p, g)) != NULL) columns += p->costs->group[m->group].ranks;
+        while ((m = long_rows(p, g, 1)) != NULL) columns += p->costs->group[m->group].ranks;
     return columns;
 }
 
@@ -123,7 +123,7 @@ static int64_t choose_slots(slotting *s, uint32_t groups, int64_t columns) {
     planner *p = s->p;
     const ml_group_cost *group = &p->costs->group[0];
     int64_t ranks = p->costs->ranks, most = group->row[group->count - 1].tokens, total = 0;
-    int64_t batch = ml_placement_rows(p->costs, 0);
+    int64_t batch = ml_placement_rows(p->costs, 0, 0);
     for (uint32_t i = 0; i < s->count; i++) total += p->all[s->list[i]].sequence.length;
     int64_t cells = columns + (total + most * batch - 1) / (most * batch);
     for (int64_t slots = (cells + ranks - 1) / ranks;; slots++) {
@@ -150,7 +150,7 @@ static int64_t choose_slots(slotting *s, uint32_t groups, int64_t columns) {
 static void make_rows(slotting *s, uint32_t from, uint32_t to, const uint32_t *begin,
                       const uint32_t *sorted) {
     planner *p = s->p;
-    uint32_t batch = (uint32_t)ml_placement_rows(p->costs, 0);
+    uint32_t batch = (uint32_t)ml_placement_rows(p->costs, 0, 0);
     for (uint32_t k = from; k < to; k += batch) {
         ml_microbatch *m = microbatch_begin(p, 0, 0);
         for (uint32_t e = 0; e < batch; e++) {
@@ -229,7 +229,8 @@ static void add_slots(slotting *s) {
 
 void place_in_slots(planner *p) {
     slotting s = {.p = p};
-    int64_t columns = long_ones(p), ranks = p->costs->ranks, batch = ml_placement_rows(p->costs, 0);
+    int64_t columns = long_ones(p), ranks = p->costs->ranks,
+            batch = ml_placement_rows(p->costs, 0, 0);
     uint32_t groups = p->out->microbatches.count;
     s.list = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);
     s.bin_of = ML_NEW_ARRAY(p->arena, uint32_t, p->count + 1);

@@ -30,6 +30,22 @@ static ml_placement_costs costs_of(int64_t ranks, int64_t most, int sizes) {
     return costs_of_groups(ranks, most, sizes, 2);
 }
 
+/* Programs of up to `rows` rows besides, as long as the longest one; that many rows cost one
+ * beginning. */
+static void add_several(ml_placement_costs *costs, int64_t most, int rows) {
+    for (int g = 1; g < costs->count; g++) {
+        ml_group_cost *group = &costs->group[g];
+        const ml_row_cost one = group->row[group->count - 1];
+        for (int n = 2; n <= rows; n++) {
+            ml_row_cost *row = &group->row[group->count + group->several++];
+            *row = one;
+            row->rows = n;
+            row->seconds = n * one.seconds - (n - 1) * 1.1e-6 * (double)most / 8;
+            row->attention = n * one.attention;
+        }
+    }
+}
+
 /* Documents of lognormal lengths (mean 1024, sigma 1.5) from 128 to `longest`, cut at the ends of
  * rows of as many tokens. */
 static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int64_t longest) {
@@ -48,6 +64,29 @@ static int32_t *draw_documents(ml_arena *arena, unsigned seed, int64_t rows, int
     return documents;
 }
 
+/* Attention follows the query-key pairs of the rank that has most of them: of ranks of ep the one
+ * with most of all its rows. */
+static double seconds_of(const ml_placement_costs *costs, const ml_step_placement *p,
+                         const ml_microbatch *m) {
+    const ml_group_cost *group = &costs->group[m->group];
+    const ml_row_cost *program = &group->row[m->row];
+    const int64_t rows = ml_placement_rows(costs, m->group, m->row);
+    const int64_t each = program->rows ? program->rows : 1;
+    double most = 0;
+    for (int64_t e = 0; e < rows; e += each) {
+        double mean = 0;
+        for (int64_t k = e; k < e + each; k++) {
+            const ml_placed_row *row = &p->rows.at[m->first_row + (uint32_t)k];
+            mean += ml_sequences_share(p->sequence + row->first, row->sequences,
+                                       program->tokens * group->ranks, group->ranks,
+                                       (ml_pair_mask){.causal = true}) /
+                    (double)each;
+        }
+        most = fmax(most, mean);
+    }
+    return program->seconds - program->attention * (1 - most);
+}
+
 /* Each token of the step is in one microbatch, no rank has too many of one sequence, and each
  * microbatch is on a row that is long enough.
  */
@@ -62,7 +101,7 @@ static void check_complete(const ml_placement_costs *costs, const ml_step_placem
         wrong += m->rank % group->ranks != 0 || m->rank + group->ranks > costs->ranks;
         wrong += (!p->slots || costs->together) && i > 0 &&
                  m->group > m[-1].group; /* larger groups come first */
-        for (int64_t e = 0; e < ml_placement_rows(costs, m->group); e++) {
+        for (int64_t e = 0; e < ml_placement_rows(costs, m->group, m->row); e++) {
             const ml_placed_row *row = &p->rows.at[m->first_row + (uint32_t)e];
             int64_t used = 0;
             for (uint32_t k = 0; k < row->sequences; k++) {
@@ -74,7 +113,9 @@ static void check_complete(const ml_placement_costs *costs, const ml_step_placem
             longest = used > longest ? used : longest;
         }
         wrong += longest > group->row[m->row].tokens * group->ranks;
-        wrong += m->row > 0 && longest <= group->row[m->row - 1].tokens * group->ranks;
+        wrong += fabs(m->seconds - seconds_of(costs, p, m)) > 1e-12;
+        wrong += m->row > 0 && m->row < group->count &&
+                 longest <= group->row[m->row - 1].tokens * group->ranks;
     }
     for (int64_t t = 0; t < p->tokens; t++) missing += !seen[t];
     CHECK_EQ_INT(wrong, 0);
@@ -128,6 +169,57 @@ TEST(data, a_placement_has_each_sequence_once_and_equal_work) {
         CHECK(uneven <= cases[c].most_uneven);
         CHECK(filling <= cases[c].most_filling);
         CHECK(count <= (double)microbatches); /* longer rows make up for what is not filled */
+    }
+    ml_arena_free(arena);
+}
+
+/* Several sequences that need the same groups are one microbatch of several rows, no more of them
+ * in one than an even share: then ranks are as even as with rows apart, in fewer microbatches. */
+TEST(data, a_placement_puts_rows_of_groups_together) {
+    const int64_t ranks[] = {4, 16, 64}, most = 2048, longest = 8192;
+    ml_arena *arena = ml_arena_new();
+    for (int c = 0; c < 3; c++) {
+        double count[4] = {0}, seconds[4] = {0}, uneven = 0;
+        for (int rows = 1; rows <= 3; rows++)
+            for (unsigned seed = 1; seed <= 5; seed++) {
+                ml_arena_reset(arena);
+                const int64_t windows = 4 * ranks[c];
+                ml_placement_costs costs = costs_of(ranks[c], most, 3);
+                costs.most = most;
+                add_several(&costs, most, rows);
+                int32_t *documents = draw_documents(arena, seed, windows, longest);
+                ml_step_placement p;
+                ml_placement_make(arena, &costs, documents, windows, longest, &p);
+                check_complete(&costs, &p, arena);
+                count[rows] += microbatches_of(&costs, &p) / 5;
+                uneven = fmax(uneven, imbalance(&costs, &p));
+                for (int64_t r = 0; r < ranks[c]; r++) seconds[rows] += p.seconds[r];
+            }
+        CHECK(uneven <= 0.01);
+        CHECK(count[2] < 0.78 * count[1] && count[3] < 0.73 * count[1]);
+        CHECK(seconds[3] < seconds[2] && seconds[2] < seconds[1]);
+    }
+    ml_arena_free(arena);
+}
+
+/* Microbatches are as few as even shares allow, also where each has a row for each rank of ep. */
+TEST(data, a_placement_gives_groups_as_many_rows) {
+    static const struct {
+        int64_t ranks, windows, microbatches;
+        int batch;
+    } cases[] = {{2, 16, 4, 1}, {4, 16, 4, 1}, {8, 8, 4, 1}, {2, 32, 4, 2}, {8, 16, 4, 2}};
+    ml_arena *arena = ml_arena_new();
+    for (int c = 0; c < 5; c++) {
+        const int64_t most = 64, longest = 80, columns = 2 * longest, windows = cases[c].windows;
+        ml_placement_costs costs = costs_of(cases[c].ranks, most, 2);
+        costs.most = longest, costs.batch = cases[c].batch;
+        add_several(&costs, most, 4);
+        int32_t *documents = ML_NEW_ARRAY(arena, int32_t, windows * columns);
+        ml_step_placement p;
+        ml_placement_make(arena, &costs, documents, windows, columns, &p);
+        check_complete(&costs, &p, arena);
+        CHECK_EQ_INT(p.microbatches.count, cases[c].microbatches);
+        CHECK(imbalance(&costs, &p) < 1e-9);
     }
     ml_arena_free(arena);
 }
@@ -302,7 +394,8 @@ TEST(data, a_placement_together_has_rows_for_all_groups) {
     int64_t computed = 0;
     for (uint32_t i = 0; i < p.microbatches.count; i++) {
         const ml_microbatch *m = &p.microbatches.at[i];
-        CHECK_EQ_INT(ml_placement_rows(&costs, m->group), ranks / costs.group[m->group].ranks);
+        CHECK_EQ_INT(ml_placement_rows(&costs, m->group, m->row),
+                     ranks / costs.group[m->group].ranks);
         computed += ranks * costs.group[m->group].row[m->row].tokens;
     }
     CHECK_EQ_INT(computed, p.computed);

@@ -11,7 +11,7 @@ for _, case in ipairs { { parts = 16 }, { parts = 4, tokens = 40 } } do
   local costs = { ranks = d.ranks, most = d.tokens or 0, rank = 0, batch = d.batch, slots = d.slots, together = d.together, groups = {} }
   for i, group in ipairs(d.groups) do
     local rows = {}
-    for k, tokens in ipairs(group.lengths) do rows[k] = { tokens = tokens, seconds = 1e-6 * tokens, attention = 1e-7 * tokens } end
+    for k, tokens in ipairs(group.lengths) do rows[k] = { tokens = tokens, rows = 1, seconds = 1e-6 * tokens, attention = 1e-7 * tokens } end
     costs.groups[i] = { ranks = group.ranks, rows = rows }
   end
   local _, facts = core.placement(costs):plan(host)

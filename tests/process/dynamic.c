@@ -258,12 +258,39 @@ static int64_t longest_row(process_room *room, const char *budget) {
     return at != NULL ? atoll(at + sizeof text - 1) : 0;
 }
 
-/* Rows are as long as memory allows: a step's eight microbatches of 1,024 tokens fill two rows of
- * a rank but for an eighth. */
+/* Rows are as long as memory allows: a step's eight microbatches of 1,024 tokens fill a row of a
+ * rank but for an eighth, or two, where ranks have sequences of larger groups besides. */
 PROCESS_TEST(dynamic_context_rows_by_memory) {
-    CHECK_EQ_INT(longest_row(room, ""), 4608);
+    CHECK_EQ_INT(longest_row(room, ""), 9216);
+    CHECK_EQ_INT(longest_row(room, "--layout cp_tokens=256"), 4608);
     const int64_t least = longest_row(room, "--memory 1.14GiB");
     CHECK(least >= 1280 && least < 3072);
+}
+
+static void expect_program(const process_result *explained, const char *rows, int tokens) {
+    char text[64];
+    snprintf(text, sizeof text, "program \"microbatch of %s x %d\"", rows, tokens);
+    process_expect(explained, text);
+}
+
+/* Where a rank's tokens are known, rows are finely as long as these: a step's 8,192 here. Where the
+ * largest groups have sequences too, several of their rows are a microbatch. */
+PROCESS_TEST(dynamic_context_rows_of_programs) {
+    static const char script[] =
+        "check --explain --device h200 \"$ROOT/models/llama.lua\" embed=256 heads=4 ffn=1024 "
+        "seq=512 pack=document layers=1 batch=32 accum=8 --mesh dp=2 --layout cp=dynamic%s";
+    process_result alone = process_run(room, 0, "", script, "");
+    for (int tokens = 8192 - 9 * 128; tokens <= 8192 + 8 * 128; tokens += 128)
+        expect_program(&alone, "1", tokens);
+    expect_program(&alone, "1", 1024);
+    CHECK(strstr(alone.output, "rows of 2") == NULL);
+    process_result split = process_run(room, 0, "", script, ",cp_tokens=256");
+    expect_program(&split, "2 rows of 2", 256);
+    expect_program(&split, "4 rows of 2", 256);
+    CHECK(strstr(split.output, "microbatch of 1 x 8192") == NULL);
+    process_result longer = process_run(room, 0, "", script, " seq=2048 batch=16");
+    expect_program(&longer, "1", 18432);
+    process_run(room, 0, "", script, " batch=256 accum=64");
 }
 
 /* Of the longest rows all programs fit, or rows are shorter: here logits of 3,072 tokens are whole,

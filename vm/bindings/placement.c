@@ -40,20 +40,40 @@ static double number_of(lua_State *L, const char *name) {
     return value;
 }
 
-/* The group at the top of the stack: {ranks =, rows = {{tokens =, seconds =, attention =}, ...}}.
+/* Programs of one row, longer and longer, then of more and more rows as long as the last of those.
  */
+static void check_programs(lua_State *L, ml_group_cost *group) {
+    const int all = group->count;
+    for (group->count = 0; group->count < all; group->count++)
+        if (group->row[group->count].rows != 1) break;
+    group->several = all - group->count;
+    for (int i = 0; i < all; i++) {
+        const ml_row_cost *row = &group->row[i], *before = i > 0 ? row - 1 : NULL;
+        const bool alone = i < group->count;
+        if (i == 0  ? alone && row->tokens > 0
+            : alone ? row->tokens > before->tokens
+                    : row->rows > before->rows && row->tokens == before->tokens)
+            continue;
+        vm_fail(L, NULL,
+                "program %d of a group's is not longer, or of more rows, than those before", i + 1);
+    }
+}
+
+/* The group at the top of the stack:
+ * {ranks =, rows = {{tokens =, rows =, seconds =, attention =}, ...}}. */
 static void read_group(lua_State *L, ml_group_cost *group) {
     group->ranks = integer_of(L, "ranks");
     lua_getfield(L, -1, "rows");
     group->count = (int)vm_table_length(L, lua_gettop(L));
     if (group->count < 1 || group->count > ML_ROW_SIZES)
-        vm_fail(L, NULL, "a group has 1 to %d rows", ML_ROW_SIZES);
+        vm_fail(L, NULL, "a group has 1 to %d programs", ML_ROW_SIZES);
     for (int i = 0; i < group->count; i++) {
         lua_rawgeti(L, -1, i + 1);
         group->row[i] = (ml_row_cost){integer_of(L, "tokens"), number_of(L, "seconds"),
-                                      number_of(L, "attention")};
+                                      number_of(L, "attention"), (int)integer_of(L, "rows")};
         lua_pop(L, 1);
     }
+    check_programs(L, group);
     lua_pop(L, 1);
 }
 
@@ -174,7 +194,7 @@ static int placement_fill(lua_State *L) {
     }
     if (at >= 0 &&
         (p->plan.tokens != windows * from.length ||
-         ml_placement_rows(&p->costs, m->group) != rows ||
+         ml_placement_rows(&p->costs, m->group, m->row) != rows ||
          p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != to.length))
         vm_fail(L, NULL, "the rows are not those of the placement");
     ml_placement_fill(&p->plan, m, &from, rows, &to);
@@ -312,7 +332,8 @@ static const vm_entry functions[] = {
      "costs: {ranks: integer, most: integer, rank: integer, batch: integer, slots: integer, "
      "together: boolean, groups: table} -> Placement",
      "plans which ranks compute which sequences: groups = {{ranks = 1, rows = {{tokens = 1024, "
-     "seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending; most: tokens of a sequence "
+     "rows = 1, seconds = 0.1, attention = 0.02}, ...}}, ...}, ascending, those of several rows "
+     "last, as long as the longest of one; most: tokens of a sequence "
      "for each rank of its group (0: a row's); batch: rows of a microbatch; slots: each rank has "
      "one microbatch in each slot, whose number is a multiple of this (0: none); together: all "
      "groups run each microbatch"},
