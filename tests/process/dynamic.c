@@ -386,7 +386,7 @@ PROCESS_TEST(context_in_the_order_of_ranks) {
     process_result plan = process_run(room, 0, "MLUA_DUMP=simplify_decomposed",
                                       "check --device cpu $ROOT/tests/lua/lib/drawn_documents.lua "
                                       "seq=2048 accum=8 --mesh cp=2 --layout cp=dynamic");
-    process_expect(&plan, "seq=1152, heads=4, head_dim=4] = attention ");
+    process_expect(&plan, "seq=1280, heads=4, head_dim=4] = attention ");
     process_expect(&plan, " placed key_ranks=2 ");
     process_result ranks =
         process_run(room, 0, "MLUA_DUMP=trade_once",
