@@ -23,15 +23,15 @@ static int64_t rows_needed(const planner *p, int g) {
     return (rows + batch - 1) / batch;
 }
 
-/* The sequences that need groups of this size, each microbatch to the group with the least work. */
+/* The sequences that need groups of this size, each microbatch to the group with the least work. A
+ * microbatch has an even share of the rows that are left when every group has one more. */
 static void place_on_groups(planner *p, int g) {
     int64_t ranks = p->costs->group[g].ranks;
     loads l = loads_of(p, ranks);
     int64_t left = rows_needed(p, g), each = 1;
     ml_microbatch *m;
     for (int64_t n = 0;; n++) {
-        if (n % l.count == 0) each = (left + l.count - 1) / l.count;
-        if (p->choices.single) each = 1;
+        if (n % l.count == 0 && !p->choices.single) each = (left + l.count - 1) / l.count;
         if (!(m = long_rows(p, g, left < each ? left : each))) return;
         left -= ml_placement_rows(p->costs, g, m->row) / ml_placement_rows(p->costs, g, 0);
         const int64_t which = l.heap[0];
