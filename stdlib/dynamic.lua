@@ -181,6 +181,7 @@ end
 -- time a token of the former, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
 local function fitting_rooms(o, make)
   local costs, list = {}, {}
+  local seconds, attention, fits, before
   for i, room in ipairs(rooms_of(o.dynamic)) do
     set_rows(o.dynamic, room)
     local rows = dynamic.rows(o)
@@ -189,7 +190,10 @@ local function fitting_rooms(o, make)
       return make(row):cost()
     end
     local alone = dynamic.lead(o, rows)
-    local seconds, attention, fits = planned(alone)
+    if alone.tokens ~= before then -- else the room before has the same row of one rank
+      seconds, attention, fits = planned(alone)
+      before = alone.tokens
+    end
     costs[room] = { (seconds - attention) / alone.tokens, i }
     if fits and (#o.dynamic.groups == 1 or select(3, planned(rows[#rows]))) then list[#list + 1] = room end
   end

@@ -100,7 +100,7 @@ typedef enum {
     ML_PREFETCH_NONE,
     ML_PREFETCH_COPIES, /* where copies between GPUs serve it: NCCL's kernels of two communicators
                            have no common order on all ranks */
-    ML_PREFETCH_ANY,    /* no collective is beside it */
+    ML_PREFETCH_ANY,    /* no collective is beside it: programs that have some wait for it first */
 } ml_prefetch;
 
 /* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in

@@ -52,6 +52,10 @@ double work_of(work_rate rate, int64_t length);
 /* A row's seconds where its sequences have this share of the pairs of one that fills it. */
 double row_seconds(const ml_row_cost *row, double share);
 
+/* How many rows a microbatch by program number `row` has for each rank of ep, and each group where
+ * all run it at once. */
+int64_t rows_side_by_side(const ml_placement_costs *costs, int g, int row);
+
 const ml_row_cost *longest_row(const ml_group_cost *group);
 /* The shortest row of a group with room for so many tokens. */
 int row_for(const ml_group_cost *group, int64_t tokens);

@@ -33,7 +33,7 @@ static void place_on_groups(planner *p, int g) {
     for (int64_t n = 0;; n++) {
         if (n % l.count == 0 && !p->choices.single) each = (left + l.count - 1) / l.count;
         if (!(m = long_rows(p, g, left < each ? left : each))) return;
-        left -= ml_placement_rows(p->costs, g, m->row) / ml_placement_rows(p->costs, g, 0);
+        left -= rows_side_by_side(p->costs, g, m->row);
         const int64_t which = l.heap[0];
         m->rank = which * ranks;
         ranks_load(p, m);

@@ -98,11 +98,16 @@ static double row_arrange(planner *p, const ml_placed_row *row, int64_t tokens, 
     return least;
 }
 
+int64_t rows_side_by_side(const ml_placement_costs *costs, int g, int row) {
+    const int rows = costs->group[g].row[row].rows;
+    return rows ? rows : 1;
+}
+
 static double seconds_of(planner *p, const ml_microbatch *m) {
     const ml_group_cost *group = &p->costs->group[m->group];
     const ml_row_cost *row = &group->row[m->row];
-    const int64_t rows = ml_placement_rows(p->costs, m->group, m->row),
-                  each = row->rows ? row->rows : 1;
+    const int64_t rows = ml_placement_rows(p->costs, m->group, m->row);
+    const int64_t each = rows_side_by_side(p->costs, m->group, m->row);
     double most = 0;
     for (int64_t e = 0; e < rows; e += each) {
         double sum = 0;
@@ -138,8 +143,7 @@ static uint32_t longest_within(const planner *p, uint32_t *links, uint32_t low, 
 
 int64_t ml_placement_rows(const ml_placement_costs *costs, int g, int row) {
     const int64_t groups = costs->together ? costs->ranks / costs->group[g].ranks : 1;
-    const int rows = costs->group[g].row[row].rows;
-    return groups * (costs->batch ? costs->batch : 1) * (rows ? rows : 1);
+    return groups * (costs->batch ? costs->batch : 1) * rows_side_by_side(costs, g, row);
 }
 
 const ml_row_cost *longest_row(const ml_group_cost *group) {
@@ -231,7 +235,7 @@ ml_microbatch *long_rows(planner *p, int g, int64_t several) {
     if (longest_within(p, p->grouped, p->end[g + 1], p->end[g], most) == p->end[g]) return NULL;
     long_row *rows = ML_NEW_ARRAY(p->arena, long_row, count);
     const int64_t fullest =
-        choose_long(p, g, rows, count, one ? 1 : group->row[program].rows, most);
+        choose_long(p, g, rows, count, rows_side_by_side(p->costs, g, program), most);
     int row = one ? row_for(group, fullest) + p->choices.longer : program;
     if (one && row >= group->count) row = group->count - 1;
     ml_microbatch *m = microbatch_begin(p, g, 0);

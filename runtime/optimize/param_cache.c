@@ -79,11 +79,9 @@ static bool rearranges(const ml_graph *g, ml_ref n) {
 
 /* An all-gather over ranks of several groups. */
 static bool over_all_ranks(const work *w, ml_ref n) {
-    const ml_layout *layout = w->plan->layout;
-    const ml_node *node = ml_graph_node(w->g, n);
-    if (node->op != ML_OP_ALL_GATHER || w->plan->update_layout == layout) return false;
+    if (ml_graph_node(w->g, n)->op != ML_OP_ALL_GATHER) return false;
     const int64_t *args = ml_graph_args(w->g, n);
-    return layout == NULL || layout->axis[args[0]].size != args[1];
+    return plan_layout_along(w->plan, (int)args[0], args[1]) != w->plan->layout;
 }
 
 /* Put together once a step instead of for each microbatch: what all ranks gather, and what its

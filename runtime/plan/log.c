@@ -31,13 +31,11 @@ static ml_log_event *event_add(const ml_plan *plan, ml_log_kind kind) {
     return event;
 }
 
-/* That of a step's ranks: until param_cache moves them to a rebuild, the all-gathers of a group's
- * program are along axes of all ranks. */
+/* Until param_cache moves them to a rebuild, a group's program has all-gathers of all ranks. */
 static const ml_layout *layout_of(const ml_plan *plan, const ml_step *step) {
     const ml_collective_step *c = step->collective;
     if (step->kind != ML_STEP_COLLECTIVE) return plan->layout;
-    const bool own = plan->layout != NULL && plan->layout->axis[c->mesh_axis].size == c->ranks;
-    return own ? plan->layout : plan->update_layout;
+    return plan_layout_along(plan, c->mesh_axis, c->ranks);
 }
 
 static void measure(const ml_plan *plan, const ml_schedule *s, ml_log_event *event) {

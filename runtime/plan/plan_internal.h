@@ -34,6 +34,9 @@ void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 /* ---- step_seconds.c */
 /* Whether the ranks along a mesh axis are on one host. */
 bool plan_within_host(const ml_layout *layout, const ml_target *target, int axis);
+/* The layout to whose mesh axis these ranks belong: of a group's program, or, as an all-gather of
+ * what all ranks hold parts of, of the update. */
+const ml_layout *plan_layout_along(const ml_plan *plan, int axis, int64_t ranks);
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */

@@ -9,6 +9,11 @@ bool plan_within_host(const ml_layout *layout, const ml_target *target, int axis
     return span <= (target->host_ranks > 0 ? target->host_ranks : ml_machine_planned.host_gpus);
 }
 
+const ml_layout *plan_layout_along(const ml_plan *plan, int axis, int64_t ranks) {
+    const ml_layout *own = plan->layout;
+    return own != NULL && own->axis[axis].size == ranks ? own : plan->update_layout;
+}
+
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
     const ml_machine *m = &ml_machine_planned;
     double link = target->link_bytes > 0 ? (double)target->link_bytes : m->link_bytes;

@@ -185,6 +185,8 @@ static void gpu_ranks_prefetch_of_groups(process_room *room) {
                             "%s --mesh cp=%d --layout cp=dynamic,zero=true,cp_tokens=%d", packed,
                             ranks, 32 / ranks));
         EXPECT(!*output || strstr(output, "continue beside the next program"), "none on %d", ranks);
+        const bool waits = strstr(output, "end before the program's first collective") != NULL;
+        EXPECT(!*output || waits == (strstr(knobs[i], "MLUA_PEER=0") != NULL), "on %d", ranks);
     }
 }
 TEST(gpu_ranks, prefetch_of_groups) {

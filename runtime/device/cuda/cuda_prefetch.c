@@ -104,6 +104,7 @@ static void awaits_find(void *executable) {
     ml_executable *e = executable;
     const cuda_prefetch *p = &e->device->prefetch;
     bool *seen = ML_NEW_ARRAY(e->arena, bool, (size_t)p->events.count + 1);
+    uint32_t collectives = 0, launches = 0;
     e->awaits.count = 0;
     for (uint32_t t = 0; t < e->step_count; t++) {
         const ml_step *step = e->steps[t].step;
@@ -113,7 +114,13 @@ static void awaits_find(void *executable) {
         for (uint32_t i = 0; collects && i < p->events.count; i++)
             if (p->events.at[i].nccl || p->events.at[i].axis == step->collective->mesh_axis)
                 await_add(e, seen, t, i + 1);
+        if (!collects || collectives++ > 0) continue;
+        for (uint32_t i = 0; i < p->events.count; i++)
+            launches += p->events.at[i].nccl && seen[i + 1];
     }
+    if (launches > 0)
+        ml_debug(1, "prefetch: %u launches by NCCL end before the program's first collective\n",
+                 launches);
 }
 
 /* A state keeps its event: there are more of them, or one is waited for at an earlier step. */
