@@ -220,8 +220,9 @@ static void shared_free(struct compile_shared *shared) {
 typedef struct {
     const ml_compile_input *in;
     ml_plan **plan;
-    int64_t limit;  /* bytes; 0: none is known */
-    int64_t beside; /* bytes that other programs held beside the attempt before */
+    int64_t limit;        /* bytes; 0: none is known */
+    int64_t beside;       /* bytes that other programs held beside the attempt before */
+    double kept, seconds; /* of the first attempt, which keeps all values; of the last */
 } compilation;
 
 /* The passes over one rank's graph: those before the choices once for all attempts. The part takes
@@ -616,6 +617,8 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     else
         compile_whole(c->in, plan, choice);
     measure(c, plan, size);
+    if (old == NULL) c->kept = size->seconds;
+    c->seconds = size->seconds;
     size->scan = shared->scan;
     size->keeps_all = shared->keeps_all;
     log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
@@ -631,6 +634,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     compilation c = {in, plan, target->memory_bytes};
     plan_fit fit = {attempt, &c, c.limit > 0 ? c.limit : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
+    fit.any = in->roots->any_plan;
     fit.offloads =
         compile_offload != NULL && target->host_bytes > 0 && c.limit > 0 && !in->roots->often;
     if (fit.offloads && !is_pipeline(in)) fit.host_rate = host_copy_rate(target, in->layout, false);
@@ -649,6 +653,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
         ml_debug(3, "%s", text.text);
     }
     (*plan)->applied = (ml_plan_list){0};
+    (*plan)->slowed = c.kept > 0 ? c.seconds / c.kept : 1;
     if (!is_pipeline(in)) take_graph(*plan);
     shared_free_parts((*plan)->shared); /* of further attempts */
     ml_time_part("accounts of the plan");

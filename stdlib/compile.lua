@@ -44,14 +44,15 @@ end
 ---times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows;
 ---`applies`: the programs of microbatches whose sums of gradients it applies to the parameters, with which it then writes what these
 ---programs cache of them; it leaves nothing in the sums, which the next step's first microbatch sets;
----`plan_only`: it is planned, which program:cost() takes, and not made: it takes no memory, and no check reports it;
+---`plan_only`: it is planned, which program:cost() and program:room() take, and not made: it takes no memory, and no check reports it; "any": to know
+---whether it fits, and the first plan that does will do;
 ---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own
 ---(where ZeRO-1 leaves parameters in parts, after program:refresh() on all ranks);
 ---`mixed`: true, or a program made with it: under pipeline stages the microbatches of a step may be of any of these programs, which
 ---differ in sizes alone, and their number is what program:microbatches(count) says, up to `microbatches`.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], plan_only: boolean, group: integer, mixed: boolean|Program}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], plan_only: boolean|"any", group: integer, mixed: boolean|Program}
 ---@return Program
 function m.compile(fn, inputs, options)
   m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "applies", "plan_only", "group", "mixed" })

@@ -177,79 +177,164 @@ function dynamic.rows(o)
   return list
 end
 
--- Of the step's rooms those with which the longest row of one rank and the most rows of the largest groups fit in memory, by the predicted
--- time a token of the former, attention apart. These rows are planned and not made: a run then has the memory, and chooses as a check does.
-local function fitting_rooms(o, make)
-  local costs, list = {}, {}
-  local seconds, attention, fits, before
-  for i, room in ipairs(rooms_of(o.dynamic)) do
-    set_rows(o.dynamic, room)
+-- Programs of a window of LARGE nodes in its forward pass, some 500 layers, take half a second each to plan, and several where memory is
+-- short: of these a check plans the decisive rows alone, and no room whose longest row needs FAR times the memory with all values stored,
+-- as long as another one fits.
+local LARGE, FAR = 12000, 1.6
+
+-- Whether a row of one rank, which takes row.slowed times as long as with all values stored, is as fast, attention apart, as the next shorter
+-- room could be: by the line through this row and that of a microbatch of `accum`, `probe`, were all values stored.
+local function fastest(d, row, probe, longer)
+  if row.slowed <= 1 or not longer then return true end
+  local seconds, attention = probe:cost()
+  local short, long = (seconds - attention) / select(2, probe:room()), row.seconds / row.slowed
+  local a_token = (long - short) / (row.tokens - d.most)
+  return row.seconds / row.tokens <= a_token + (short - a_token * d.most) / (longer * d.most)
+end
+
+-- Of the rooms from number `at` on those with which the longest row of one rank and the most rows of the largest groups fit in memory, by
+-- the predicted time a token of the former, attention apart; and the number of the room after them. These rows are planned and not made: a
+-- run then has the memory, and chooses as a check does. Of large programs the last of these rooms is one that no shorter one can be faster
+-- than, and `probe` is the program of a row of a microbatch of `accum`; `far`: of rooms that are far from fitting, too.
+local function fitting_rooms(o, planned, rooms, at, probe, far)
+  local d, costs, list, row = o.dynamic, {}, {}, {}
+  while rooms[at] do
+    local room, following = rooms[at], at + 1
+    while rooms[following] and rooms[following].longer == room.longer do following = following + 1 end
+    set_rows(d, room)
     local rows = dynamic.rows(o)
-    local function planned(row)
-      row.o.plan_only = true
-      return make(row):cost()
+    local alone, most = dynamic.lead(o, rows), rows[#rows]
+    at = at + 1
+    if far or not probe or probe:room(alone.tokens / d.most) <= FAR then
+      if alone.tokens ~= row.tokens then -- else the room before has the same row of one rank
+        local program = planned(alone, true)
+        local seconds, attention, fits = program:cost()
+        row = { tokens = alone.tokens, seconds = seconds - attention, fits = fits, slowed = select(2, program:room()) }
+      end
+      costs[room] = { row.seconds / row.tokens, at }
+      if row.fits and (#d.groups == 1 or select(3, planned(most):cost())) then
+        list[#list + 1] = room
+        if probe and fastest(d, row, probe, rooms[following] and rooms[following].longer) then break end
+      end
     end
-    local alone = dynamic.lead(o, rows)
-    if alone.tokens ~= before then -- else the room before has the same row of one rank
-      seconds, attention, fits = planned(alone)
-      before = alone.tokens
-    end
-    costs[room] = { (seconds - attention) / alone.tokens, i }
-    if fits and (#o.dynamic.groups == 1 or select(3, planned(rows[#rows]))) then list[#list + 1] = room end
   end
   table.sort(list, function(a, b)
     local x, y = costs[a], costs[b]
     if x[1] ~= y[1] then return x[1] < y[1] end
     return x[2] < y[2]
   end)
-  return list
+  return list, at
 end
+
+-- Sets the rows of the first room with which all programs fit in memory, by the order of fitting_rooms, or else of the last one. fits():
+-- makes all programs; nil where they do not fit.
+local function choose_room(o, planned, fits)
+  local d, rooms = o.dynamic, rooms_of(o.dynamic)
+  local probe, last = d.large and planned { o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, nil
+  for pass = 1, probe and 2 or 1 do
+    local list, at = nil, 1
+    while rooms[at] do
+      list, at = fitting_rooms(o, planned, rooms, at, probe, pass == 2)
+      for i, room in ipairs(list) do
+        last = room
+        if rooms[at] == nil and i == #list then break end
+        set_rows(d, room)
+        if fits() then return end
+      end
+    end
+    if last then break end
+  end
+  set_rows(d, last or { longer = ROOM, single = true })
+end
+
+local function key_of(row) return ("%d ranks, %d rows of %d"):format(row.ranks, row.rows, row.tokens) end
 
 ---Choose how long rows are, and make their programs: the fastest of which all programs fit in memory. With pipeline slots rows stay a
 ---quarter longer than a microbatch: fewer rows would leave more of the pipeline idle.
----@param make fun(row: table): Program
+---@param make fun(row: table): Program, fun(programs: Program[]): Program makes a row's program, and what makes the update's
 ---@param make_all fun(): table[], Program makes the programs of all rows, and the update's
 ---@return table[], Program what make_all returns
 function dynamic.choose(o, make, make_all)
   local d = o.dynamic
   if d.chosen or d.slots > 0 then return make_all() end
-  d.chosen = true
-  local rooms = fitting_rooms(o, make)
-  for i = 1, #rooms - 1 do
-    set_rows(d, rooms[i])
-    local rows, update = core.fitting(function()
-      local rows, update = make_all()
-      local programs = { update }
-      for i, row in ipairs(rows) do programs[i + 1] = row.program end
-      local _, fit = core.rank_memory(programs)
-      if fit then return rows, update end
-    end)
-    if rows then return rows, update end
+  d.chosen, d.planned = true, {}
+  -- A lead is planned for its time, other rows to know whether they fit; large programs that may serve stay (dynamic.planned).
+  local function planned(row, lead)
+    local key = key_of(row)
+    local made = d.planned[key]
+    if not made then
+      if d.large then collectgarbage() end
+      row.o.plan_only = lead or "any"
+      made = table.pack(make(row))
+      local slowed = select(2, made[1]:room()) > 1
+      if d.large and (not slowed or lead and select(3, made[1]:cost())) then d.planned[key] = made end
+    end
+    return made[1]
   end
-  set_rows(d, rooms[#rooms] or { longer = ROOM, single = true })
-  return make_all()
+  local rows, update
+  choose_room(o, planned, function()
+    rows, update = core.fitting(function()
+      local all, finish = make_all()
+      local programs = { finish }
+      for _, row in ipairs(all) do programs[#programs + 1] = row.program end
+      local _, fit = core.rank_memory(programs)
+      if fit then return all, finish end
+    end)
+    return rows
+  end)
+  if not rows then rows, update = make_all() end
+  d.planned = nil
+  return rows, update
+end
+
+---What `make` of dynamic.choose gave for a row that was planned to choose rooms, where that serves: in a check, of the lead, which is planned
+---before all others, and of a program that stores all values, as it does beside them.
+---@return Program?, fun(programs: Program[]): Program?
+function dynamic.planned(o, row)
+  local made, lengths = o.dynamic.planned and not row.o.plan_only and o.dynamic.planned[key_of(row)], o.dynamic.groups[1].lengths
+  if not made then return nil end
+  local lead = row.group == 1 and row.tokens == lengths[#lengths]
+  if (lead or select(2, made[1]:room()) <= 1) and made[1]:list() then return made[1], made[2] end
 end
 
 ---The longest row of one rank: its program is the lead of mixed microbatches.
 function dynamic.lead(o, rows) return rows[#o.dynamic.groups[1].lengths] end
 
+-- The program of one rank's row that is about as long as a microbatch of `accum`.
+local function stated_row(d, rows)
+  local lengths, n = d.groups[1].lengths, 1
+  while lengths[n] < d.most do n = n + 1 end
+  return rows[n]
+end
+
 ---By what a step's time and work are stated: the program of one rank's row that is about as long as a microbatch of `accum`, how many
 ---of these rows, full, hold the rank's share of the tokens, and in how many microbatches of a pipeline.
 ---@return Program, number, integer
 function dynamic.stated(o, rows)
-  local d, lengths, n = o.dynamic, o.dynamic.groups[1].lengths, 1
-  while lengths[n] < d.most do n = n + 1 end
-  local times, multiple = o.step_tokens / (d.ranks * d.batch * lengths[n]), math.max(d.slots, 1)
-  return rows[n].program, times, math.ceil(times / multiple) * multiple
+  local d, row = o.dynamic, stated_row(o.dynamic, rows)
+  local times, multiple = o.step_tokens / (d.ranks * d.batch * row.tokens), math.max(d.slots, 1)
+  return row.program, times, math.ceil(times / multiple) * multiple
+end
+
+---The rows by which a step is stated and that need the most memory: of large programs a check that places no documents plans these alone.
+---nil: all rows.
+---@return table<table, boolean>?
+function dynamic.decisive(o, rows)
+  return o.dynamic.large and { [dynamic.lead(o, rows)] = true, [stated_row(o.dynamic, rows)] = true, [rows[#rows]] = true } or nil
 end
 
 ---What mlua check says.
-function dynamic.describe(o)
-  local sizes, programs = {}, 0
-  for i, group in ipairs(o.dynamic.groups) do sizes[i], programs = group.ranks, programs + #group.lengths + #group.several end
-  return ("placed on groups of %s of %d ranks, in rows of up to %d tokens a rank%s: %d programs"):format(
-    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.longest, o.dynamic.tokens and (", up to %d of a sequence"):format(o.dynamic.tokens) or "", programs)
+function dynamic.describe(o, rows)
+  local sizes, made = {}, 0
+  for i, group in ipairs(o.dynamic.groups) do sizes[i] = group.ranks end
+  for _, row in ipairs(rows) do made = made + (row.program and 1 or 0) end
+  return ("placed on groups of %s of %d ranks, in rows of up to %d tokens a rank%s: %d programs%s"):format(
+    table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.longest, o.dynamic.tokens and (", up to %d of a sequence"):format(o.dynamic.tokens) or "", #rows,
+    made < #rows and (", %d of them planned here"):format(made) or "")
 end
+
+---Of `nodes` in a window's forward pass.
+function dynamic.note_nodes(o, nodes) o.dynamic.large = nodes >= LARGE end
 
 ---The options of evaluation: a window on the largest groups.
 function dynamic.window(o)

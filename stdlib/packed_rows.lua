@@ -15,12 +15,20 @@ local function try(fn, ...)
   return ok, result
 end
 
+local opened = setmetatable({}, { __mode = "k" }) -- by a training's options: its corpus, or false
+
 local function open(o)
   if type(o.data) == "userdata" then return o.data end
   if not o.data then return nil end
-  local ok, corpus = try(core.corpus, o.data, { tokenizer = o.tokenizer, made = true })
-  return ok and corpus or nil
+  if opened[o] == nil then
+    local ok, corpus = try(core.corpus, o.data, { tokenizer = o.tokenizer, made = true })
+    opened[o] = ok and corpus
+  end
+  return opened[o] or nil
 end
+
+---Whether the documents of the first steps are at hand and few enough to be placed, by the costs of all rows.
+function packed_rows.places(o) return o.dynamic.slots == 0 and o.step_tokens <= MOST_PLACED and open(o) ~= nil end
 
 local function hosts(rows, o)
   local function host() return core.host("i32", rows, o.seq.size) end
@@ -69,7 +77,7 @@ end
 function packed_rows.read(o, stated, rows)
   if o.pack ~= "document" then return nil end
   local corpus, runs, counts, tokens = open(o), nil, nil, nil
-  if corpus and rows and o.dynamic.slots == 0 and o.step_tokens <= MOST_PLACED then
+  if rows and packed_rows.places(o) then
     runs, counts, tokens = placed(o, corpus, rows)
   elseif corpus then
     runs, counts, tokens = windows(o, corpus, stated)

@@ -103,7 +103,7 @@ function m.train(options)
   end
   local step_program, micro, finish, rows, runner
   if o.dynamic then
-    rows, finish = step_of.dynamic_step(o)
+    rows, finish = step_of.dynamic_step(o, mode == "check" and not packed_rows.places(o))
     micro = dynamic.lead(o, rows).program
   elseif o.accum == 1 then
     step_program = m.step_program(o)
@@ -119,12 +119,12 @@ function m.train(options)
     local all = { stated, finish }
     all[#all + 1] = evaluation and evaluation.program
     for _, row in ipairs(rows or {}) do
-      if row.program ~= stated then all[#all + 1] = row.program end
+      if row.program and row.program ~= stated then all[#all + 1] = row.program end
     end
     if rows then stated:microbatches(parts) end
     known.note_training(o)
     local runs, lengths = packed_rows.read(o, stated, rows)
-    core.report(all, { runs = runs, lengths = lengths, tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o) })
+    core.report(all, { runs = runs, lengths = lengths, tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o, rows) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

@@ -282,27 +282,31 @@ end
 
 -- Programs are of rows, whose lengths no line of the script has: what they do not allow is found in windows.
 local function check_window(o)
+  local before = core.node_count()
   local ok, sums = traced_window(dynamic.window(o))
+  dynamic.note_nodes(o, core.node_count() - before)
   if not ok then error(sums, 0) end
   dynamic.check_lengths(o, sums, packing.last.apart, function() return traced_window(dynamic.longer(o)) end)
 end
 
--- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies.
-function step.dynamic_step(o)
+-- Under cp = "dynamic": the rows, each with the program of its microbatches, or `few` of them; and the program that applies.
+function step.dynamic_step(o, few)
   check_window(o)
   local function make(row, lead)
     local finish
+    row.program, finish = dynamic.planned(o, row)
+    if row.program then return row.program, finish end
     row.program, finish = accumulate(o, row.o, ("microbatch of %s%d x %d"):format(row.rows > 1 and row.rows .. " rows of " or "", row.ranks, row.tokens), lead)
     return row.program, finish
   end
   local function make_all()
     local rows, programs = dynamic.rows(o), {}
-    local first = dynamic.lead(o, rows)
+    local first, decisive = dynamic.lead(o, rows), few and dynamic.decisive(o, rows)
     local _, finish = make(first)
     for _, row in ipairs(rows) do
-      if row ~= first then _, finish = make(row, first.program) end
+      if row ~= first and (not decisive or decisive[row]) then _, finish = make(row, first.program) end
     end
-    for i, row in ipairs(rows) do programs[i] = row.program end
+    for _, row in ipairs(rows) do programs[#programs + 1] = row.program end
     return rows, finish(programs)
   end
   return core.together(function() return dynamic.choose(o, make, make_all) end)

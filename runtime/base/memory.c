@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #include "runtime/base/knobs.h"
@@ -60,6 +61,18 @@ void ml_free(void *block) {
     if (!block) return;
     atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
     free(block);
+}
+
+void ml_memory_grow_huge(void) {
+#ifndef __SANITIZE_ADDRESS__
+    enum { PAGE = 2 << 20, BLOCK = 8 * PAGE, BLOCKS = 64 };
+    char *blocks[BLOCKS] = {0};
+    for (int i = 0; i < BLOCKS && (blocks[i] = malloc(BLOCK)) != NULL; i++) {
+        const size_t before = -(uintptr_t)blocks[i] & (PAGE - 1);
+        madvise(blocks[i] + before, (BLOCK - before) & ~(size_t)(PAGE - 1), MADV_HUGEPAGE);
+    }
+    for (int i = BLOCKS - 1; i >= 0; i--) free(blocks[i]);
+#endif
 }
 
 int64_t ml_live_blocks(void) {

@@ -64,6 +64,8 @@ ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_t
 /* The plan of a program that is not made: without a retry. `others` NULL: beside the session's. */
 ml_status ml_session_plan_alone(ml_session *session, const ml_roots *roots, const ml_target *target,
                                 const ml_plans *others, ml_plan **plan);
+/* What planning alone leaves out: the source of its kernels, where that is asked for. */
+ml_status ml_session_show(ml_plan *plan);
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
 /* Kernels of several programs, compiled all at once: of those that are made while `together` is on.
  * ml_session_compile turns it off; a start of a program that waits for it calls it. */

@@ -297,6 +297,10 @@ static void show_kernels(void *context) {
     }
 }
 
+ml_status ml_session_show(ml_plan *plan) {
+    return ml_protect(show_kernels, plan);
+}
+
 void ml_session_applies(ml_session *session, ml_plan_list microbatches) {
     session->applied = microbatches;
 }
@@ -318,7 +322,7 @@ ml_status ml_session_plan_alone(ml_session *session, const ml_roots *roots, cons
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           const ml_plans *others, ml_plan **plan) {
     ml_status status = ml_session_plan_alone(session, roots, target, others, plan);
-    if (status == ML_OK) status = ml_protect(show_kernels, *plan);
+    if (status == ML_OK) status = ml_session_show(*plan);
     if (status == ML_OK) return ML_OK;
     ml_plan_free(*plan);
     *plan = NULL;

@@ -451,6 +451,7 @@ static void require_wide(const ml_graph *g, ml_ref node) {
 }
 
 static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients) {
+    const uint32_t outer = g->origin; /* of a rule that pulls back through a function of its own */
     tape t = {.graph = g, .scratch = scratch, .index = {.arena = scratch}};
     collect(&t, p);
     mark_needs(&t, p);
@@ -474,6 +475,7 @@ static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *g
         entry *e = find(&t, p->wrt[i]);
         gradients[i] = e && e->needs ? e->gradient[0] : 0;
     }
+    g->origin = outer;
 }
 
 typedef struct {

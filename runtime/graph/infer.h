@@ -71,6 +71,10 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n);
 /* ml_graph_copy of a node, within a session, that no node of g is equal to: nothing is looked up.
  */
 ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+/* The same, but functions of its arguments are in g already, where place(context, n) says. */
+typedef ml_ref graph_place(void *context, ml_ref function);
+ml_ref graph_append_placed(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
+                           graph_place *place, void *context);
 /* What an open recording notes: the nodes that the graph is asked for, in order (recording.h). */
 typedef struct graph_log {
     ml_arena *arena;

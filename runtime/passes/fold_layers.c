@@ -111,6 +111,10 @@ static void rename_copy(const fold *f, ml_graph *to, ml_ref copy, ml_ref n) {
     if (state) to->args.at[node->args] = ml_graph_args(f->from, state)[0];
 }
 
+static ml_ref copied_function(void *copies, ml_ref function) {
+    return ((const ml_ref *)copies)[function];
+}
+
 static bool copy_node(const fold *f, ml_graph *to, ml_ref *copies, ml_ref n) {
     ml_ref few[16], *sources = few;
     const int count = ml_graph_node(f->from, n)->source_count;
@@ -119,7 +123,7 @@ static bool copy_node(const fold *f, ml_graph *to, ml_ref *copies, ml_ref n) {
         sources[k] = source_of(f, copies, n, ml_graph_source(f->from, n, k));
         if (!sources[k]) return false;
     }
-    copies[n] = graph_append(to, f->from, n, sources);
+    copies[n] = graph_append_placed(to, f->from, n, sources, copied_function, copies);
     rename_copy(f, to, copies[n], n);
     return true;
 }

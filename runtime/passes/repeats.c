@@ -222,16 +222,21 @@ static bool number_layers(repeats *all, const ties *known) {
     return true;
 }
 
+/* Whether a node of a function, which no operand reaches, is in a region. */
+static bool has_function(const ml_graph *g, const repeats *all) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_graph_node(g, n)->flags & ML_NODE_FUNCTION && repeats_of(all, n) >= 0) return true;
+    return false;
+}
+
 void repeats_find(const ml_graph *g, uint32_t least, ml_arena *arena, repeats *out) {
     finder f = {.g = g, .arena = arena, .least = least, .out = out};
     ties known = {0};
     uint32_t linked = 0;
     *out = (repeats){0};
-    for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (ml_graph_node(g, n)->flags & ML_NODE_FUNCTION) return; /* arguments are nodes */
     find_regions(&f);
     if (!out->count) return;
-    if (find_links(g, out, arena, &known) && number_layers(out, &known))
+    if (!has_function(g, out) && find_links(g, out, arena, &known) && number_layers(out, &known))
         for (uint32_t r = 0; r < out->count; r++)
             if (out->at[r].direction) out->at[linked++] = out->at[r];
     out->count = linked;

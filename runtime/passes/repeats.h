@@ -4,7 +4,8 @@
  * next have equal ops, types and arguments (states: equal kinds), by a hash of 64 bits, and each
  * operand is either the same node for both or lies one period of a region further: of this one, or
  * of another, up or down. So regions that are linked by operands step through the same layers, in
- * one direction or the other. */
+ * one direction or the other. A function that arguments name is in no region: one serves all
+ * periods. */
 #ifndef ML_REPEATS_H
 #define ML_REPEATS_H
 

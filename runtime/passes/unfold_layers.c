@@ -135,6 +135,10 @@ static ml_ref outside(unfolding *u, ml_ref n) {
     return (ml_ref)(n + added);
 }
 
+static ml_ref function_outside(void *u, ml_ref function) {
+    return outside(u, function);
+}
+
 static void copy_outside(unfolding *u, ml_ref n) {
     ml_ref few[16], *sources = few;
     const int count = ml_graph_node(u->g, n)->source_count;
@@ -143,7 +147,7 @@ static void copy_outside(unfolding *u, ml_ref n) {
         sources[k] = outside(u, ml_graph_source(u->g, n, k));
         if (sources[k] >= ml_graph_count(u->to)) u->failed = true;
     }
-    if (!u->failed) graph_append(u->to, u->g, n, sources);
+    if (!u->failed) graph_append_placed(u->to, u->g, n, sources, function_outside, u);
 }
 
 /* ---- Regions --------------------------------------------------------------------------------- */
@@ -221,7 +225,7 @@ static void append_period(unfolding *u, const repeat *r, const period_node *node
             sources[k] = (ml_ref)source;
         }
         if (u->failed) return;
-        const ml_ref made = graph_append(u->to, u->g, n, sources);
+        const ml_ref made = graph_append_placed(u->to, u->g, n, sources, function_outside, u);
         ml_node *node = &u->to->nodes.at[made];
         const ml_ref line = holder(u, &p->origin, time, like == half);
         const ml_ref state = holder(u, &p->state, time, like == half);

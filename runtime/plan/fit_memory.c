@@ -22,6 +22,8 @@ typedef struct {
     bool found;          /* the best fits */
     share_end copied[2]; /* by whether there is a cache: all is kept, with as many copies as
                             computation hides, and does not fit; reach 0: not tried */
+    share_end least[2],
+        most[2]; /* by the same: between which shares were searched; reach 0: none */
 } search;
 
 /* With microbatches, another program sets the parameters after all of them: its states, mostly
@@ -43,7 +45,13 @@ static share_end end_of(const search *s) {
     return (share_end){s->last.kept, s->size.seconds, s->size.reach};
 }
 
+/* Whether a plan that fits was found, and any does. */
+static bool enough(const search *s) {
+    return s->found && s->fit->any;
+}
+
 static bool attempt(search *s, const plan_choice *choice) {
+    if (enough(s)) return true;
     s->last = *choice;
     s->fit->attempt(s->fit->context, choice, &s->size);
     bool fit = fits(s, &s->size);
@@ -110,7 +118,26 @@ static void search_halves(search *s, plan_choice choice, share_end low, share_en
     }
 }
 
+/* Of the share that reaches the limit, by the line through the ends. */
+static double line_seconds(const search *s, bool cache) {
+    const share_end *low = &s->least[cache], *high = &s->most[cache];
+    const double part = (double)(limit_of(s) - low->reach) / (double)(high->reach - low->reach);
+    return low->seconds - part * (low->seconds - high->seconds);
+}
+
+/* Whether shares without the cache are slower than with it: both lines are off alike. */
+static bool slower_without(const search *s) {
+    const share_end *with = &s->least[true], *without = &s->least[false];
+    return with->reach > 0 && with->kept == without->kept &&
+           s->most[false].reach > without->reach && s->most[true].reach > with->reach &&
+           line_seconds(s, false) > line_seconds(s, true);
+}
+
 static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
+    if (enough(s)) return;
+    s->least[choice.param_cache] = low;
+    s->most[choice.param_cache] = high;
+    if (!choice.param_cache && slower_without(s)) return;
     if (choice.offload == OFFLOAD_NONE)
         search_line(s, choice, low, high);
     else
@@ -248,9 +275,9 @@ void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     choice.cheap = CHEAP_EVERYWHERE;
     if (least_fits && fit->offloads) {
         choice.offload = OFFLOAD_HIDDEN;
-        bool enough = attempt(&s, &choice);
-        if (enough && s.size.seconds <= WORTH * fast) goto end;
-        if (enough)
+        bool copied = attempt(&s, &choice);
+        if (copied && s.size.seconds <= WORTH * fast) goto end;
+        if (copied)
             choice.offload = OFFLOAD_NONE;
         else
             most = end_of(&s);

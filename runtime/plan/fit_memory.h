@@ -52,6 +52,7 @@ typedef struct {
     void *context;
     int64_t limit;    /* bytes */
     bool offloads;    /* values may be copied to host memory */
+    bool any;         /* no attempt follows one that fits */
     double host_rate; /* bytes a second of such copies, each way; 0: seconds of attempts do not say
                          what waiting for one adds */
 } plan_fit;

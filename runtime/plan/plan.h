@@ -85,6 +85,7 @@ struct ml_plan {
      * the peak that as many copies as computation hides would reach. */
     int64_t host_bytes, offloaded_bytes, reach_bytes;
     double copy_seconds;
+    double slowed; /* predicted seconds, by those of a plan that keeps all values */
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                   /* states + arena + library + buffers + inputs */

@@ -20,7 +20,8 @@ typedef struct {
      * computation beside them all that time; and how much earlier it is because there was none. */
     double now, stream[ML_MAX_MESH], *end, early[ML_MAX_MESH];
     double host[2], *host_end; /* of copies to the host and back */
-    double *final;             /* by state: when its sum of gradients was last written */
+    double *final;             /* by state: when its sum of gradients was last written; NULL where
+                                  none is added up beside a microbatch */
     double *ready;             /* by state: when it is prefetched; NULL: none is */
     int ready_axis;            /* along which */
     bool sends;                /* the microbatch before has collectives of its own */
@@ -153,6 +154,10 @@ static bool is_sum(const ml_schedule *s, const ml_storage *storage) {
            ml_graph_state(s->graph, storage->id)->kind == ML_STATE_GRADIENT;
 }
 
+static double *finals_new(const ml_schedule *s, ml_arena *arena) {
+    return ML_NEW_ARRAY(arena, double, (size_t)ml_graph_state_count(s->graph) + 1);
+}
+
 /* Sums that the step writes are final now, unless a later one writes them. */
 static void sums_note(replay *r, const ml_step *step) {
     for (int w = 0; w < step->write_count; w++) {
@@ -174,7 +179,6 @@ static void replay_begin(replay *r, const predict_basis *by, const ml_plan *part
     *r = (replay){.by = by, .s = s, .layout = part->layout, .out = out};
     r->end = ML_NEW_ARRAY(arena, double, (size_t)tickets + 1);
     r->host_end = ML_NEW_ARRAY(arena, double, (size_t)copies + 1);
-    r->final = ML_NEW_ARRAY(arena, double, (size_t)ml_graph_state_count(s->graph) + 1);
 }
 
 /* How long before its end a microbatch's program has written each sum for the last time. */
@@ -187,6 +191,7 @@ static void replay_sums(const predict_basis *by, const ml_plan *microbatch, ml_a
     replay m;
     uint32_t launch = 0;
     replay_begin(&m, &alone, microbatch, arena, &unused);
+    m.final = finals_new(m.s, arena);
     for (uint32_t i = 0; i < m.s->steps.count; i++) {
         replay_step(&m, i, &launch);
         r->sends |= m.s->steps.at[i].kind == ML_STEP_COLLECTIVE;
@@ -243,6 +248,7 @@ static void replay_part(const predict_basis *by, const ml_plan *part, ml_arena *
     uint32_t launch = 0;
     const bool leads = by->microbatch && has_any(part->schedule, true);
     replay_begin(&r, by, part, arena, out);
+    if (leads) r.final = finals_new(r.s, arena);
     if (leads && by->microbatch->schedule) replay_sums(by, by->microbatch, arena, &r);
     for (uint32_t i = 0; i < r.s->steps.count; i++) replay_step(&r, i, &launch);
     if (by->microbatch && by->microbatch->schedule && has_any(part->schedule, false)) {

@@ -8,6 +8,7 @@ typedef struct {
     const char *script, *settings;
 } scale_case;
 
+#define DOCUMENTS " pack=document embed=512 kv_heads=8 ffn=1408"
 static const scale_case cases[] = {
     {"gpt.lua", "embed=512 batch=10000 --mesh dp=10000"},
     {"gpt.lua", "embed=512 batch=10000 layout=fsdp --mesh dp=10000"},
@@ -18,6 +19,11 @@ static const scale_case cases[] = {
     {"gpt.lua", "embed=2048 batch=10000 accum=1000 --mesh pp=1000,dp=10"},
     {"gpt.lua", "embed=2048 batch=5000 accum=500 --mesh pp=250,dp=10,tp=4"},
     {"gpt_moe.lua", "embed=512 batch=10000 --mesh dp=1250,ep=8"},
+    {"llama.lua", "batch=40000 accum=4 --mesh dp=10000 --layout cp=dynamic" DOCUMENTS},
+    {"llama.lua",
+     "batch=10000 accum=4 seq=4096 --mesh dp=10000 --layout cp=dynamic,cp_tokens=1024" DOCUMENTS},
+    {"llama.lua", "batch=20000 accum=8 seq=2048 --mesh dp=1250,pp=8 --layout cp=dynamic" DOCUMENTS},
+    {"llama.lua", "batch=10000 accum=4 seq=2048 --mesh dp=1250,tp=8 --layout cp=dynamic" DOCUMENTS},
 };
 
 static void plan_at_scale(process_room *room) {
@@ -59,6 +65,8 @@ PROCESS_TEST(folded_layers_become_what_all_do) {
         {"unfold_layers@step", "simplify_merged@step", "gpt.lua layout=fsdp --mesh dp=2,tp=2,cp=2"},
         {"unfold_layers@step", "simplify_merged@step", "gpt_moe.lua --mesh dp=2,ep=4"},
         {"unfold_stages@update", "simplify@update", "gpt.lua accum=4 --mesh pp=2,dp=4"},
+        {"unfold_layers@step", "simplify_merged@step",
+         "llama.lua ffn=128 pack=document --mesh dp=2,tp=2"}, /* functions of attention */
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         const char *run = ml_arena_format(

@@ -483,6 +483,7 @@ static void prepare_check(lua_State *L) {
     mallopt(M_MMAP_THRESHOLD, LARGEST);
     mallopt(M_TRIM_THRESHOLD, INT_MAX);
     mallopt(M_TOP_PAD, MORE);
+    ml_memory_grow_huge();
 }
 
 ml_status vm_new(const vm_options *options, ml_vm **result) {

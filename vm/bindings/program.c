@@ -6,7 +6,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/suggest.h"
 #include "runtime/pipeline/plan.h"
-#include "runtime/predict/predict.h"
+#include "vm/bindings/program_plan.h"
 #include "vm/check/dry.h"
 #include "vm/check/explain.h"
 #include "vm/check/traffic.h"
@@ -20,13 +20,6 @@ vm_program *vm_to_program(lua_State *L, int index) {
 
 const ml_plan *vm_program_plan(const vm_program *program) {
     return program->program ? ml_program_plan(program->program) : program->plan;
-}
-
-/* In memory, with what is beside it and what does its steps again. */
-static bool fits(const ml_plan *plan) {
-    const int64_t limit = plan->target->memory_bytes;
-    const bool repeats = !plan->may_overflow || plan->retry != NULL;
-    return (limit <= 0 || plan->needed_bytes <= limit) && repeats;
 }
 
 static vm_program *check_program(lua_State *L) {
@@ -254,17 +247,22 @@ static void explain_now(lua_State *L, vm_program *p) {
     explain_plan(L, &p->roots, &p->plan);
 }
 
+/* Of a check's programs. */
+static void list_planned(lua_State *L, int program) {
+    dry_note_program(L, vm_to_program(L, program)->plan);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
+    lua_pushvalue(L, program);
+    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+    lua_pop(L, 1);
+}
+
 /* Where nothing runs. The program is at position 2. */
 static void plan_program(lua_State *L, vm_program *p) {
     const ml_vm *vm = vm_of(L);
     if (vm->options->facts) known_write_pending(L);
     known_confine_plan();
     plan_in_group(L, p, NULL, explain_now);
-    dry_note_program(L, p->plan);
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
-    lua_pushvalue(L, 2);
-    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-    lua_pop(L, 1);
+    list_planned(L, 2);
 }
 
 static void explain_alone(lua_State *L, vm_program *p) {
@@ -307,12 +305,18 @@ static void read_mixed(lua_State *L, vm_program *p) {
     lua_setiuservalue(L, 2, 4); /* its slots are the lead's, which lives as long */
 }
 
+static bool plans_alone(const ml_vm *vm) {
+    return vm->dry.runs || vm_cannot_run(vm);
+}
+
 /* The options are at position 1. */
 static void plan_or_make(lua_State *L, vm_program *p) {
     const ml_vm *vm = vm_of(L);
     if (vm_option(L, 1, "plan_only") && lua_toboolean(L, -1)) {
+        p->roots.any_plan =
+            lua_type(L, -1) == LUA_TSTRING && strcmp(lua_tostring(L, -1), "any") == 0;
         plan_alone(L, p);
-    } else if (vm->dry.runs || vm_cannot_run(vm)) {
+    } else if (plans_alone(vm)) {
         plan_program(L, p);
     } else {
         make_program(L, p);
@@ -527,90 +531,16 @@ static int program_call(lua_State *L) {
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
-/* The mesh axes along which all ranks do the same work. */
-static void push_idle(lua_State *L, const ml_plan *plan) {
-    lua_newtable(L);
-    for (int i = 0; plan->layout && i < plan->layout->count; i++)
-        if (ml_layout_undivided(plan->layout, &plan->roots.division, i) > 0.9995) {
-            lua_pushstring(L, plan->layout->axis[i].name);
-            lua_rawseti(L, -2, luaL_len(L, -2) + 1);
-        }
-}
-
-static int program_plan(lua_State *L) {
+static int program_list(lua_State *L) {
     vm_program *p = check_program(L);
-    const ml_plan *plan = vm_program_plan(p);
-    lua_newtable(L);
-    vm_set_number(L, "flops", plan->flops);
-    vm_set_integer(L, "peak_bytes", plan->peak_bytes);
-    vm_set_integer(L, "arena_bytes", plan->arena_bytes);
-    vm_set_integer(L, "stages", plan->pipeline ? plan->pipeline->count : 1);
-    vm_set_number(L, "seconds", p->seconds);
-    lua_newtable(L);
-    for (int i = 0; i < ML_MEMORY_KINDS; i++)
-        vm_set_integer(L, ml_memory_names[i], plan->kind_bytes[i]);
-    lua_setfield(L, -2, "kinds");
-    push_idle(L, plan);
-    lua_setfield(L, -2, "idle");
-    return 1;
-}
-
-typedef struct {
-    const ml_plan *plan, *microbatch;
-    const ml_rates *rates;
-    double seconds, attention, rebuilds;
-} cost_call;
-
-/* Of what microbatches have cached, what is computed anew after each run of a program. */
-static double predict_rebuilds(const cost_call *call) {
-    const predict_basis by = {.rates = call->rates, .microbatch = call->microbatch};
-    ml_prediction one;
-    double seconds = 0;
-    for (const ml_plan *r = call->microbatch ? call->microbatch->rebuild : NULL; r; r = r->next) {
-        if (!ml_plan_leaves_stale(&call->plan, 1, r)) continue;
-        predict_plan(&by, r, &one);
-        seconds += one.seconds;
+    const ml_vm *vm = vm_of(L);
+    const bool listed = plans_alone(vm) && !vm->options->explain;
+    if (listed) {
+        vm_check(L, ml_session_show(p->plan));
+        list_planned(L, 1);
     }
-    return seconds;
-}
-
-/* Of attention what follows query-key pairs: a row without pairs takes the rest of the time. */
-static void predict_cost(void *argument) {
-    cost_call *call = argument;
-    ml_sequence_rows none = {0};
-    ml_prediction whole, rest;
-    predict_basis by = {.rates = call->rates, .microbatch = call->microbatch};
-    predict_microbatch(&by, call->plan, &whole);
-    by.rows = &none;
-    predict_microbatch(&by, call->plan, &rest);
-    call->seconds = whole.seconds;
-    call->rebuilds = predict_rebuilds(call);
-    call->attention = whole.seconds - rest.seconds;
-}
-
-/* The largest of all ranks': each stage's ranks plan that stage alone. */
-static double most_of_ranks(lua_State *L, double seconds) {
-    ml_comm *comm = vm_of(L)->options->comm;
-    int64_t least = -(int64_t)(seconds * 1e12);
-    if (comm) vm_check(L, ml_comm_least(comm, &least));
-    return -1e-12 * (double)least;
-}
-
-static int program_cost(lua_State *L) {
-    /* by one table whatever the device: all ranks and runs see the same */
-    const char *gpu = luaL_optstring(L, 2, "h100");
-    cost_call call = {.plan = vm_program_plan(check_program(L)), .rates = ml_rates_of(gpu)};
-    if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
-    const vm_program *microbatch = vm_to_program(L, 3);
-    call.microbatch = microbatch ? vm_program_plan(microbatch) : NULL;
-    vm_protect(L, predict_cost, &call);
-    double seconds = call.seconds, attention = call.attention;
-    bool staged = call.plan->pipeline != NULL;
-    lua_pushnumber(L, staged ? most_of_ranks(L, seconds) : seconds);
-    lua_pushnumber(L, staged ? most_of_ranks(L, attention) : attention);
-    lua_pushboolean(L, fits(call.plan));
-    lua_pushnumber(L, call.rebuilds);
-    return 4;
+    lua_pushboolean(L, listed);
+    return 1;
 }
 
 typedef struct {
@@ -661,7 +591,7 @@ static const vm_entry functions[] = {
     {"program", core_program,
      "options: {name: string, inputs: Tensor[], outputs: "
      "table<string, Tensor>, updates: table, applies: Program[], group: integer, "
-     "mixed: boolean|Program, plan_only: boolean} -> Program",
+     "mixed: boolean|Program, plan_only: boolean|string} -> Program",
      "compile outputs and updates of states into a program"},
     {0}};
 static const vm_entry methods[] = {
@@ -680,6 +610,12 @@ static const vm_entry methods[] = {
      "attention, by the table of an H100 or of `gpu`, and whether it fits in memory with what does "
      "its steps again: to compare programs. Of an update behind its last microbatch, beside which "
      "sums may be added up, also the seconds of what the next one's parameter cache takes"},
+    {"room", program_room, "times?: number -> number, number",
+     "the share of its device's memory that a rank needs, with temporaries `times` as large (0: no "
+     "limit is known), and how many times as long as with all values stored its run is predicted"},
+    {"list", program_list, "-> boolean",
+     "make a program that was planned alone one of the script's; false where that takes making it "
+     "anew: in a run, and to explain how it is planned"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},
