@@ -16,7 +16,7 @@ typedef struct {
     int64_t update, cache; /* of the program that sets the parameters: bytes; more with a cache */
     double no_cache_seconds;
     int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
-    bool offloads;
+    bool offloads, any;
     const int64_t *curve; /* of 65 shares: the peak where values are copied to the host */
     int count;
     char attempts[512]; /* percent that is kept; A also what is cheap; C cache, O overlap; W
@@ -65,7 +65,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
 static sizes fit(sizes s, int64_t limit) {
     plan_choice first = {.kept = 1, .overlap = true, .param_cache = true};
     if (s.cheap) first.cheap = CHEAP_NOWHERE;
-    plan_fit f = {attempt, &s, limit, s.offloads};
+    plan_fit f = {attempt, &s, limit, s.offloads, .any = s.any};
     plan_fit_memory(&f, &first);
     return s;
 }
@@ -137,6 +137,30 @@ TEST(plan, fits_without_cache) {
     slow.no_cache_seconds = 29;
     CHECK(fit(slow, 850).last.caches);
     CHECK(fit(s, 500).last.peak <= 500 && !fit(s, 500).last.caches);
+}
+
+/* Where the ends of both lines say that it takes longer without the cache, shares between them are
+ * not tried. */
+TEST(plan, fits_without_search_for_less_cache) {
+    sizes s = {.base = 1000000, .all = 400000, .no_cache = 5000, .no_cache_seconds = 5};
+    const char *without = strstr(fit(s, 850000).attempts, " 100O 0O");
+    CHECK(without != NULL && strchr(without + 8, 'O') == strrchr(without + 8, 'O'));
+    CHECK(fit(s, 850000).last.caches && fit(s, 850000).last.peak >= 842000);
+    s.no_cache_seconds = 0.1;
+    without = strstr(fit(s, 850000).attempts, " 100O 0O ");
+    CHECK(without != NULL && strstr(without + 8, "CO") == NULL && !fit(s, 850000).last.caches);
+}
+
+/* Any plan that fits will do: the first is the last. */
+TEST(plan, fits_any) {
+    sizes s = {.base = 1000, .all = 400, .no_cache = 100, .any = true};
+    CHECK_TEXT(fit(s, 1000).attempts, "100CO");
+    CHECK_TEXT(fit(s, 850).attempts, "100CO 0CO");
+    CHECK_TEXT(fit(s, 550).attempts, "100CO 0CO 0O");
+    s.offloads = true;
+    CHECK_TEXT(fit(s, 850).attempts, "100CO 100CO 0CO");
+    s.scan = 4096, s.scans = 4;
+    CHECK_TEXT(fit(s, 850).attempts, "100CO 100CO 0CO");
 }
 
 /* Room for the moments of the program that sets the parameters: the cache is given up for it, where

@@ -267,6 +267,25 @@ PROCESS_TEST(dynamic_context_rows_by_memory) {
     CHECK(least >= 1280 && least < 3072);
 }
 
+/* Of a program of many nodes a check without documents plans the rows that decide alone, and takes
+ * rows as long as memory allows. */
+PROCESS_TEST(dynamic_context_of_many_layers) {
+    static const struct {
+        const char *memory;
+        int longest;
+    } cases[] = {{"140GiB", 18432}, {"10GiB", 9216}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        process_result r = process_run(
+            room, 0, "",
+            "check --device h200 \"$ROOT/models/llama.lua\" layers=600 embed=64 heads=1 kv_heads=1 "
+            "ffn=128 vocab=256 pack=document batch=16 seq=2048 accum=8 --mesh dp=2 "
+            "--layout cp=dynamic --memory %s",
+            cases[i].memory);
+        process_expect(&r, "24 programs, 2 of them planned here");
+        CHECK_EQ_INT((int)process_number(r.output, "in rows of up to "), cases[i].longest);
+    }
+}
+
 static void expect_program(const process_result *explained, const char *rows, int tokens) {
     char text[64];
     snprintf(text, sizeof text, "program \"microbatch of %s x %d\"", rows, tokens);

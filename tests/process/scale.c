@@ -45,6 +45,16 @@ TEST(long, a_thousand_layers_on_ten_thousand_ranks) {
     process_in_room(plan_at_scale);
 }
 
+/* What a prediction of a thousand stages takes grows with their tasks, not with tasks times states.
+ */
+PROCESS_TEST(a_thousand_stages_in_a_gibibyte) {
+    process_result r =
+        process_run(room, 0, "",
+                    "check --json --device h200 \"$ROOT/models/gpt.lua\" layers=1000 "
+                    "heads=16 embed=2048 batch=10000 accum=1000 --mesh pp=1000,dp=10");
+    EXPECT(r.peak_bytes < (int64_t)1 << 30, "%.2f GiB", (double)r.peak_bytes / (1 << 30));
+}
+
 /* After a pass of a program, PASS@PROGRAM, without the line that says so. */
 static const char *graph_after(process_room *room, const char *environment, const char *pass,
                                const char *arguments) {
