@@ -18,12 +18,12 @@ typedef struct {
     plan_choice last; /* the choice of the present plan */
     plan_choice best; /* the fastest that fits, or else the smallest */
     plan_size best_size;
-    plan_size size;      /* of the present plan */
-    bool found;          /* the best fits */
-    share_end copied[2]; /* by whether there is a cache: all is kept, with as many copies as
-                            computation hides, and does not fit; reach 0: not tried */
-    share_end least[2],
-        most[2]; /* by the same: between which shares were searched; reach 0: none */
+    plan_size size;         /* of the present plan */
+    bool found;             /* the best fits */
+    share_end copied[2];    /* by whether there is a cache: all is kept, with as many copies as
+                               computation hides, and does not fit; reach 0: not tried */
+    share_end all, line[2]; /* with a cache: all is kept, and does not fit; the ends between which
+                               shares were searched; reach 0: none */
 } search;
 
 /* With microbatches, another program sets the parameters after all of them: its states, mostly
@@ -118,26 +118,9 @@ static void search_halves(search *s, plan_choice choice, share_end low, share_en
     }
 }
 
-/* Of the share that reaches the limit, by the line through the ends. */
-static double line_seconds(const search *s, bool cache) {
-    const share_end *low = &s->least[cache], *high = &s->most[cache];
-    const double part = (double)(limit_of(s) - low->reach) / (double)(high->reach - low->reach);
-    return low->seconds - part * (low->seconds - high->seconds);
-}
-
-/* Whether shares without the cache are slower than with it: both lines are off alike. */
-static bool slower_without(const search *s) {
-    const share_end *with = &s->least[true], *without = &s->least[false];
-    return with->reach > 0 && with->kept == without->kept &&
-           s->most[false].reach > without->reach && s->most[true].reach > with->reach &&
-           line_seconds(s, false) > line_seconds(s, true);
-}
-
 static void search_share(search *s, plan_choice choice, share_end low, share_end high) {
     if (enough(s)) return;
-    s->least[choice.param_cache] = low;
-    s->most[choice.param_cache] = high;
-    if (!choice.param_cache && slower_without(s)) return;
+    if (choice.param_cache) s->line[0] = low, s->line[1] = high;
     if (choice.offload == OFFLOAD_NONE)
         search_line(s, choice, low, high);
     else
@@ -152,12 +135,24 @@ static double share_guess(const search *s, const share_end *most) {
     return s->last.offload == OFFLOAD_HIDDEN && share > 0.75 && share < 1 ? share : 0;
 }
 
+/* Whether, without the cache, more time is lost than the memory that this saves could save by the
+ * line of shares with the cache. `all`: all is kept, without. */
+static bool slower_without(const search *s, const share_end *all) {
+    const share_end *low = &s->line[0], *high = &s->line[1];
+    if (s->all.reach == 0 || high->reach <= low->reach) return false;
+    const double saved = (double)(s->all.reach - all->reach);
+    const double rate = (low->seconds - high->seconds) / (double)(high->reach - low->reach);
+    return all->seconds - s->all.seconds > saved * rate;
+}
+
 /* With a cache or not, and with overlap or not: from all kept, of which `most` says how that is, if
  * it is known, to the least. Whether any share fits. */
 static bool search_kept(search *s, plan_choice choice, const share_end *most) {
     choice.kept = 1;
     if (most == NULL && attempt(s, &choice)) return true;
     share_end high = most != NULL ? *most : end_of(s);
+    if (choice.param_cache) s->all = high;
+    if (!choice.param_cache && slower_without(s, &high)) return false;
     choice.kept = share_guess(s, &high);
     bool fit = attempt(s, &choice);
     if (!fit && choice.kept > 0) {
