@@ -181,6 +181,7 @@ end
 -- short: of these a check plans the decisive rows alone, and no room whose longest row needs FAR times the memory with all values stored,
 -- as long as another one fits.
 local LARGE, FAR = 12000, 1.6
+local SURELY = 0.98 -- of the memory, by the probe: a row that needs no more stores all values
 
 -- Whether a row of one rank, which takes row.slowed times as long as with all values stored, is as fast, attention apart, as the next shorter
 -- room could be: by the line through this row and that of a microbatch of `accum`, `probe`, were all values stored.
@@ -194,8 +195,9 @@ end
 
 -- Of the rooms from number `at` on those with which the longest row of one rank and the most rows of the largest groups fit in memory, by
 -- the predicted time a token of the former, attention apart; and the number of the room after them. These rows are planned and not made: a
--- run then has the memory, and chooses as a check does. Of large programs the last of these rooms is one that no shorter one can be faster
--- than, and `probe` is the program of a row of a microbatch of `accum`; `far`: of rooms that are far from fitting, too.
+-- run then has the memory, and chooses as a check does, but for rows of large programs that a check does not plan. Of large programs the
+-- last of these rooms is one that no shorter one can be faster than, and `probe` is the program of a row of a microbatch of `accum`; `far`:
+-- of rooms that are far from fitting, too.
 local function fitting_rooms(o, planned, rooms, at, probe, far)
   local d, costs, list, row = o.dynamic, {}, {}, {}
   while rooms[at] do
@@ -231,6 +233,7 @@ end
 local function choose_room(o, planned, fits)
   local d, rooms = o.dynamic, rooms_of(o.dynamic)
   local probe, last = d.large and planned { o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, nil
+  d.probe = probe or nil
   for pass = 1, probe and 2 or 1 do
     local list, at = nil, 1
     while rooms[at] do
@@ -283,7 +286,7 @@ function dynamic.choose(o, make, make_all)
     return rows
   end)
   if not rows then rows, update = make_all() end
-  d.planned = nil
+  d.planned, d.probe = nil, nil
   return rows, update
 end
 
@@ -316,11 +319,26 @@ function dynamic.stated(o, rows)
   return row.program, times, math.ceil(times / multiple) * multiple
 end
 
----The rows by which a step is stated and that need the most memory: of large programs a check that places no documents plans these alone.
----nil: all rows.
+-- The longest row of one rank that stores all values, by the probe: where longer ones compute again, it needs more memory than they do.
+local function longest_stored(d, rows)
+  local longest
+  for r, tokens in ipairs(d.groups[1].lengths) do
+    if d.probe:room(tokens / d.most) <= SURELY then longest = rows[r] end
+  end
+  return longest
+end
+
+---The rows that a check without documents plans of large programs: that by which a step is stated, and those that need about the most
+---memory, once the longest is made. What the others hold beside them is not counted: a step is predicted up to an eighth too short where
+---memory hardly suffices. nil: all rows.
 ---@return table<table, boolean>?
 function dynamic.decisive(o, rows)
-  return o.dynamic.large and { [dynamic.lead(o, rows)] = true, [stated_row(o.dynamic, rows)] = true, [rows[#rows]] = true } or nil
+  local d, lead = o.dynamic, dynamic.lead(o, rows)
+  if not d.large then return nil end
+  local decisive = { [lead] = true, [stated_row(d, rows)] = true, [rows[#rows]] = true }
+  local stored = d.probe and select(2, lead.program:room()) > 1 and longest_stored(d, rows)
+  if stored then decisive[stored] = true end
+  return decisive
 end
 
 ---What mlua check says.

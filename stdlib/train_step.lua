@@ -289,7 +289,8 @@ local function check_window(o)
   dynamic.check_lengths(o, sums, packing.last.apart, function() return traced_window(dynamic.longer(o)) end)
 end
 
--- Under cp = "dynamic": the rows, each with the program of its microbatches, or `few` of them; and the program that applies.
+-- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies. `few`: a check without
+-- documents, in which only some rows of large programs have one.
 function step.dynamic_step(o, few)
   check_window(o)
   local function make(row, lead)
@@ -301,8 +302,9 @@ function step.dynamic_step(o, few)
   end
   local function make_all()
     local rows, programs = dynamic.rows(o), {}
-    local first, decisive = dynamic.lead(o, rows), few and dynamic.decisive(o, rows)
+    local first = dynamic.lead(o, rows)
     local _, finish = make(first)
+    local decisive = few and dynamic.decisive(o, rows)
     for _, row in ipairs(rows) do
       if row ~= first and (not decisive or decisive[row]) then _, finish = make(row, first.program) end
     end

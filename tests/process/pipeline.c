@@ -325,6 +325,21 @@ static const char halves[] =
     "  data = cfg.data, clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
     "  layout = m.layout.megatron { schedule = 'zero-bubble', microbatches = 4 } }\n";
 
+/* The gradient of attention is of its layer's stage where a function keeps documents apart, too:
+ * stages send what they send without. */
+PROCESS_TEST(pipelines_of_documents_send_no_more) {
+    double sends[2];
+    for (int i = 0; i < 2; i++) {
+        process_result check = process_run(
+            room, 0, "",
+            "check --device h200 \"$ROOT/models/llama.lua\" layers=4 embed=64 heads=4 kv_heads=2 "
+            "ffn=128 seq=256 batch=32 accum=4 --mesh pp=2%s",
+            i ? " pack=document" : "");
+        sends[i] = process_number(check.output, "  pp     send");
+    }
+    EXPECT(sends[0] == 8 && sends[1] == 8, "%.0f and %.0f sends", sends[0], sends[1]);
+}
+
 /* A stage begins within a layer where the first half hands its sum on alone; not where both halves
  * read what the layer is given, or where layers go through their halves in another order. */
 PROCESS_TEST(pipelines_begin_within_layers) {
