@@ -15,8 +15,8 @@ void *ml_alloc(size_t bytes); /* NULL when exhausted; zeroed */
 void *ml_realloc(void *block, size_t old_bytes, size_t bytes);
 void ml_free(void *block);
 int64_t ml_live_blocks(void); /* heap blocks not yet freed */
-/* Most of the next GiB of the heap are of huge pages, where the kernel gives them, as far as they are
- * used: where mallopt has the heap neither map blocks of 16 MiB nor give memory back. */
+/* Most of the next GiB of the heap is of huge pages, where the kernel gives them, as far as it is
+ * used. Before, mallopt has blocks of 16 MiB in the heap, and memory stay there. */
 void ml_memory_grow_huge(void);
 /* From now on the n-th allocation fails (once); 0 is never. MLUA_OOM=n sets it at the start. */
 void ml_memory_fail_at(int64_t n);
