@@ -16,7 +16,8 @@ void *ml_realloc(void *block, size_t old_bytes, size_t bytes);
 void ml_free(void *block);
 int64_t ml_live_blocks(void); /* heap blocks not yet freed */
 /* Most of the next GiB of the heap is of huge pages, where the kernel gives them, as far as it is
- * used. Before, mallopt has blocks of 16 MiB in the heap, and memory stay there. */
+ * used. Call it after mallopt has put blocks of 16 MiB into the heap (M_MMAP_THRESHOLD), which
+ * retains what is freed (M_TRIM_THRESHOLD). */
 void ml_memory_grow_huge(void);
 /* From now on the n-th allocation fails (once); 0 is never. MLUA_OOM=n sets it at the start. */
 void ml_memory_fail_at(int64_t n);

@@ -561,15 +561,6 @@ ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref
     return node_intern(g, &node, sources, args);
 }
 
-ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {
-    assert(g->tables == from->tables);
-    ml_node node = *ml_graph_node(from, n);
-    int64_t few[FEW];
-    int64_t *args = node.arg_count > FEW ? ML_NEW_ARRAY(g->arena, int64_t, node.arg_count) : few;
-    copy_args(g, from, n, args);
-    return node_append(g, &node, sources, args);
-}
-
 ml_ref graph_append_placed(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
                            graph_place *place, void *context) {
     assert(g->tables == from->tables);
@@ -577,11 +568,16 @@ ml_ref graph_append_placed(ml_graph *g, const ml_graph *from, ml_ref n, const ml
     const int64_t *old = ml_graph_args(from, n);
     int64_t few[FEW];
     int64_t *args = node.arg_count > FEW ? ML_NEW_ARRAY(g->arena, int64_t, node.arg_count) : few;
-    for (int i = 0; i < node.arg_count; i++) {
+    if (place == NULL) copy_args(g, from, n, args);
+    for (int i = 0; place != NULL && i < node.arg_count; i++) {
         const bool function = ml_op_arg_of(node.op, i)->kind == ML_ARG_FUNCTION;
         args[i] = function && old[i] ? (int64_t)place(context, (ml_ref)old[i]) : old[i];
     }
     return node_append(g, &node, sources, args);
+}
+
+ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {
+    return graph_append_placed(g, from, n, sources, NULL, NULL);
 }
 
 ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {

@@ -71,7 +71,8 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n);
 /* ml_graph_copy of a node, within a session, that no node of g is equal to: nothing is looked up.
  */
 ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
-/* The same, but functions of its arguments are in g already, where place(context, n) says. */
+/* The same, but functions of its arguments are in g already, where place(context, n) says; NULL:
+ * they are copied. */
 typedef ml_ref graph_place(void *context, ml_ref function);
 ml_ref graph_append_placed(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
                            graph_place *place, void *context);

@@ -1,6 +1,7 @@
 /* Leaving layers out of a program (fold_layers.h). */
 #include "runtime/passes/fold_layers.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "runtime/graph/infer.h"
@@ -112,7 +113,9 @@ static void rename_copy(const fold *f, ml_graph *to, ml_ref copy, ml_ref n) {
 }
 
 static ml_ref copied_function(void *copies, ml_ref function) {
-    return ((const ml_ref *)copies)[function];
+    const ml_ref copy = ((const ml_ref *)copies)[function];
+    assert(copy); /* in no region, so it stays */
+    return copy;
 }
 
 static bool copy_node(const fold *f, ml_graph *to, ml_ref *copies, ml_ref n) {
