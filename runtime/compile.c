@@ -4,7 +4,7 @@
  *   2. passes      over the global graph, then over the graph of one rank, from sharding on
  *   3. steps       lowering to steps and kernel IR, their order, batches, updates, memory
  *   4. parts       a program is one part; or pipeline stages, each split into tasks
- *   5. memory      attempts that save more and more memory, until the plan fits
+ *   5. memory      attempts that save more and more memory, until one fits (compile_attempts.c)
  *
  * The passes are rows of lists in compile_list.c. mlua check --explain prints this way for a
  * given script. */
@@ -15,12 +15,10 @@
 
 #include "codegen/lower/library.h"
 #include "runtime/base/knobs.h"
-#include "runtime/compile_passes.h"
+#include "runtime/compile_internal.h"
 #include "runtime/graph/analysis.h"
-#include "runtime/passes/recompute_choose.h"
 #include "runtime/pipeline/plan.h"
 #include "runtime/plan/arena_offsets.h"
-#include "runtime/plan/host_copies.h"
 #include "runtime/plan/log.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -171,27 +169,7 @@ static void compile_steps(ml_plan *plan, step_order order) {
 }
 
 /* ---- 4. parts ---- */
-/* What attempts at a plan share: the first one builds it, and the accepted one owns it. */
-typedef struct {
-    ml_graph *graph; /* of one rank, before the passes that depend on choices; NULL: not yet */
-    ml_roots roots;
-    ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
-} rank_part;
-struct compile_shared {
-    ml_arena *arena;
-    bool several;     /* another attempt may follow: parts are saved */
-    rank_part *parts; /* of a pipeline by stage, else one */
-    int part_count;
-    ml_graph *global; /* of a pipeline: the graph of every attempt's plan, and its roots */
-    ml_roots roots;
-    bool keeps_all;                    /* an attempt computes nothing again in some part */
-    recompute_curves *curves;          /* of what may be computed again */
-    int64_t scan;                      /* positions of the longest scan that segments may cut */
-    struct ml_pipeline_plan *pipeline; /* what all attempts begin with: stages, schedule, slots */
-    uint64_t hash;
-};
-
-static struct compile_shared *shared_new(bool several) {
+struct compile_shared *compile_shared_new(bool several) {
     struct compile_shared *shared = ml_alloc(sizeof *shared);
     if (shared == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     shared->arena = ml_arena_new();
@@ -201,32 +179,47 @@ static struct compile_shared *shared_new(bool several) {
     ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
 }
 
-static void shared_free_parts(struct compile_shared *shared) {
+void compile_shared_free_parts(struct compile_shared *shared) {
     for (int i = 0; i < shared->part_count; i++) {
         if (shared->parts[i].graph != NULL) ml_graph_free(shared->parts[i].graph);
         shared->parts[i].graph = NULL;
     }
 }
 
-static void shared_free(struct compile_shared *shared) {
+/* One of several attempts at what `shared` is for, which stays. */
+void compile_attempt_free(ml_plan *plan) {
+    if (plan != NULL) plan->shared = NULL;
+    ml_plan_free(plan);
+}
+
+void compile_shared_free(struct compile_shared *shared) {
     if (shared == NULL) return;
-    shared_free_parts(shared);
+    for (int i = 0; i < 2; i++) {
+        compile_attempt_free(shared->few_plans[i]);
+        compile_shared_free(shared->few[i]);
+    }
+    few_layers_free(&shared->layers);
+    compile_shared_free_parts(shared);
     pipeline_partition_free(shared->pipeline);
     if (shared->global != NULL) ml_graph_free(shared->global);
     ml_arena_free(shared->arena);
     ml_free(shared);
 }
 
-typedef struct {
-    const ml_compile_input *in;
-    ml_plan **plan;
-    int64_t limit;        /* bytes; 0: none is known */
-    int64_t beside;       /* bytes that other programs held beside the attempt before */
-    double kept, seconds; /* of the first attempt, which keeps all values; of the last */
-} compilation;
+/* The passes before the choices, once for all attempts: the part takes the graph over, and the plan
+ * borrows it until a pass replaces it. */
+void compile_part(pass_context *c, struct compile_shared *shared, rank_part *part) {
+    ml_plan *plan = c->plan;
+    passes_run(c, c->global ? PASSES_GLOBAL : PASSES_RANK, PASSES_RANK);
+    if (plan->local) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
+    if (!shared->several) return;
+    part->roots = plan_roots_copy(shared->arena, &plan->roots);
+    memcpy(part->traffic, plan->traffic, sizeof part->traffic);
+    part->graph = plan->graph;
+    plan->borrows = true;
+}
 
-/* The passes over one rank's graph: those before the choices once for all attempts. The part takes
- * the graph over, and the plan borrows it until a pass replaces it. */
+/* The passes over one rank's graph. */
 static void compile_rank(pass_context *c, struct compile_shared *shared, rank_part *part) {
     ml_plan *plan = c->plan;
     if (part->graph != NULL) {
@@ -235,14 +228,7 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
         memcpy(plan->traffic, part->traffic, sizeof part->traffic);
         plan->local = true;
     } else {
-        passes_run(c, c->global ? PASSES_GLOBAL : PASSES_RANK, PASSES_RANK);
-        if (plan->local) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
-        if (shared->several) {
-            part->roots = plan_roots_copy(shared->arena, &plan->roots);
-            memcpy(part->traffic, plan->traffic, sizeof part->traffic);
-            part->graph = plan->graph;
-            plan->borrows = true;
-        }
+        compile_part(c, shared, part);
     }
     passes_run(c, PASSES_CHOICE, PASSES_CHOICE);
     if (c->scan > shared->scan) shared->scan = c->scan;
@@ -253,14 +239,6 @@ static void compile_rank(pass_context *c, struct compile_shared *shared, rank_pa
     part->graph = ml_graph_extract(plan->graph, &part->roots);
 }
 
-/* No further attempt follows: the plan owns the graph that it borrows of the part. */
-static void take_graph(ml_plan *plan) {
-    rank_part *part = plan->shared->parts;
-    if (!plan->borrows || part->graph != plan->graph) return;
-    plan->borrows = false;
-    part->graph = NULL;
-}
-
 /* The passes over the global graph come first. */
 static void begin_global(const ml_compile_input *in, pass_context *c) {
     c->global = true;
@@ -269,114 +247,8 @@ static void begin_global(const ml_compile_input *in, pass_context *c) {
     plan_roots(c->plan, in->roots);
 }
 
-/* Whether stages of several ranks hold the state: one sets it, of what the others send. */
-static bool is_exchanged(const ml_plan *plan, uint32_t state) {
-    const struct ml_pipeline_plan *p = plan->pipeline;
-    if (p == NULL || state >= p->map->state_count || p->map->holders[state] == NULL) return false;
-    const struct ml_holder *first = p->map->holders[state];
-    for (const struct ml_holder *h = first->next; h != NULL; h = h->next)
-        if (h->stage % p->ranks != first->stage % p->ranks) return true;
-    return false;
-}
-
-/* What the optimizer's program, which sets the parameters after all microbatches, needs beside
- * the plan. */
-typedef struct {
-    int64_t states;      /* bytes that it adds */
-    int64_t inputs;      /* of these, for inputs of other programs of groups */
-    int64_t temporaries; /* bytes of the arena that are alive at once */
-    int64_t copies;      /* bytes of the arena for copies of what is sent */
-} update_memory;
-
-static bool overlaps(const ml_layout *layout, const ml_target *target,
-                     const ml_compile_options *options) {
-    if (layout == NULL) return false;
-    return options->overlap == ML_AUTO ? target->kind == ML_TARGET_CUDA
-                                       : options->overlap == ML_ALWAYS;
-}
-
-/* Temporaries of a sum of gradients, of which each rank holds a part of `sum` bytes. Ranks add up
- * where the sum is (reduce_in_place.c), but for what each gets not in one piece, or split over
- * several mesh axes: that, `moment` bytes in the end, is alive until the norm of all gradients is
- * known. A reduce-scatter sends a copy where what each rank gets is not in one piece: beside other
- * work copies of many sums are alive. Returns what is alive. */
-static int64_t add_reduced(const ml_plan *plan, const ml_state *state, const ml_placements *to,
-                           int64_t sum, int64_t moment, update_memory *needs) {
-    const ml_layout *layout = plan->update_layout;
-    const ml_placements from =
-        ml_layout_place(layout, plan->graph, &state->type, state->kind, state->name);
-    bool partial = false, pieces = false;
-    int64_t part = sum, alive = 0;
-    int splits = 0;
-    for (int i = 0; i < layout->count; i++) {
-        if (from.over[i].kind != ML_PARTIAL_SUM) continue;
-        partial = true;
-        if (to->over[i].kind != ML_SPLIT) continue;
-        if (part < sum) alive += memory_padded(part);
-        part /= layout->axis[i].size;
-        pieces |= to->over[i].axis > 0;
-        splits++;
-    }
-    const bool uneven = state->type.rank > 0 && ml_layout_uneven(layout, &state->type, to, 0);
-    const bool in_place = !pieces && splits <= 1 && !uneven && part % ARENA_ALIGNMENT == 0;
-    if (!partial || (in_place && plan->pipeline == NULL)) return 0;
-    alive += moment;
-    needs->temporaries += alive;
-    if (pieces && overlaps(layout, plan->target, plan->options))
-        needs->copies += sum;
-    else if (pieces && sum > needs->copies)
-        needs->copies = sum;
-    return alive;
-}
-
-/* Of one sum of gradients: two moments in f32 of its parameter, and temporaries. Where stages of
- * several ranks hold it, also its gradient and new value as they are sent, and the sum of all
- * stages'. */
-static void add_update(const ml_plan *plan, const ml_storage *storage, update_memory *needs) {
-    const ml_state *state = ml_graph_state(plan->graph, storage->id);
-    const int64_t sum = memory_padded(storage->bytes);
-    ml_type local = state->type;
-    int64_t reduced = 0;
-    if (plan->update_layout != NULL) {
-        ml_placements places =
-            ml_layout_place(plan->update_layout, plan->graph, &state->type, ML_STATE_OPTIMIZER,
-                            state->name != NULL ? state->name : "a sum of gradients");
-        local = ml_layout_local(plan->update_layout, &state->type, &places);
-        reduced =
-            add_reduced(plan, state, &places, sum, memory_padded(ml_type_bytes(&local)), needs);
-    }
-    needs->states += 2 * memory_padded(ml_type_bytes(&local));
-    if (!is_exchanged(plan, storage->id)) return;
-    needs->states += 2 * sum;
-    if (reduced != sum) needs->temporaries += sum; /* else ranks add up in the same memory */
-}
-
-/* Nothing where there are no microbatches. */
-static update_memory update_needs(const ml_plan *plan) {
-    const int64_t scalars = 1 << 16; /* bytes: counters, terms of norms that stages exchange */
-    enum { OTHER_ROWS = 64 };        /* programs of groups, at most, each with inputs of its own */
-    update_memory needs = {0};
-    if (plan->roots.microbatches <= 1) return needs;
-    needs.states = scalars;
-    if (plan->update_layout != plan->layout) needs.inputs = OTHER_ROWS * plan->input_bytes;
-    needs.states += needs.inputs;
-    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
-    for (int p = 0; p < plan->part_count; p++) {
-        const ml_schedule *s = plan->parts[p]->schedule;
-        for (uint32_t i = 0; i < s->storages.count; i++) {
-            const ml_storage *storage = &s->storages.at[i];
-            if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
-            seen[storage->id] = true;
-            if (ml_graph_state(plan->graph, storage->id)->kind == ML_STATE_GRADIENT)
-                add_update(plan, storage, &needs);
-        }
-    }
-    return needs;
-}
-
-/* As far as the choice asks for it and the peak does not fit beside what is reserved. */
-static void offload(ml_plan *plan, const plan_choice *choice) {
-    int64_t limit = plan->limit - update_needs(plan).states;
+/* As far as the choice asks for it and the peak is above `limit`. */
+void compile_offload_to(ml_plan *plan, const plan_choice *choice, int64_t limit) {
     if (choice->offload == OFFLOAD_NONE || plan->peak_bytes <= limit) return;
     compile_offload(plan, limit, choice->offload == OFFLOAD_ALL);
     log_steps(plan, "offload", "temporaries wait for the backward pass in host memory");
@@ -386,7 +258,7 @@ static void offload(ml_plan *plan, const plan_choice *choice) {
 /* The graph beside whose program the all-gathers of a rebuild may continue; NULL: none does. */
 static const ml_graph *prefetched_beside(const ml_plan *plan, const ml_plan *rebuild,
                                          const plan_choice *choice) {
-    const bool may = overlaps(rebuild->layout, plan->target, plan->options);
+    const bool may = compile_overlaps(rebuild->layout, plan->target, plan->options);
     bool gathers = false;
     for (ml_ref n = 1; n < ml_graph_count(rebuild->graph); n++)
         gathers |= ml_graph_node(rebuild->graph, n)->op == ML_OP_ALL_GATHER;
@@ -394,7 +266,13 @@ static const ml_graph *prefetched_beside(const ml_plan *plan, const ml_plan *reb
     return choice->overlap || rebuild->all_ranks ? plan->graph : NULL;
 }
 
-static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
+void compile_begin(const ml_compile_input *in, struct compile_shared *shared, pass_context *c) {
+    begin_global(in, c);
+    shared->parts = ML_NEW(shared->arena, rank_part);
+    shared->part_count = 1;
+}
+
+void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
     pass_context c = {.plan = plan,
                       .choice = *choice,
@@ -403,11 +281,7 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
     plan->parts = ML_NEW(plan->arena, ml_plan *);
     plan->parts[plan->part_count++] = plan;
     plan->script_inputs = UINT32_MAX;
-    if (shared->parts == NULL) {
-        begin_global(in, &c);
-        shared->parts = ML_NEW(shared->arena, rank_part);
-        shared->part_count = 1;
-    }
+    if (shared->parts == NULL) compile_begin(in, shared, &c);
     compile_rank(&c, shared, shared->parts);
     for (ml_plan *rebuild = plan->rebuild; rebuild != NULL; rebuild = rebuild->next) {
         log_text(plan, ML_LOG_PART, "what rebuilds the parameter cache");
@@ -415,7 +289,8 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
         if (rebuild->next == NULL) log_text(plan, ML_LOG_PART, "the program");
     }
     compile_steps(plan, (step_order){choice->overlap});
-    offload(plan, choice);
+    if (plan->limit > 0)
+        compile_offload_to(plan, choice, plan->limit - compile_update_needs(plan).states);
     for (const ml_plan *r = plan->rebuild; r != NULL; r = r->next)
         plan->hash = ml_hash(&r->hash, sizeof r->hash, plan->hash);
     plan->may_overflow = plan->roots.overflow_count > 0;
@@ -475,7 +350,7 @@ static void compile_stage(ml_plan *plan, int v, const plan_choice *choice) {
 /* The same of a pipeline's stages: what they save is not in the arena, so that copying it makes
  * room for the arena of the program that sets the parameters too. */
 static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *choice) {
-    const update_memory update = update_needs(plan);
+    const update_memory update = compile_update_needs(plan);
     const int64_t beyond = update.temporaries + update.copies - plan->arena_bytes;
     int64_t limit = plan->limit - update.states - (beyond > 0 ? beyond : 0);
     if (choice->offload == OFFLOAD_NONE) return;
@@ -483,7 +358,7 @@ static void offload_pipeline(ml_plan *plan, int coordinate, const plan_choice *c
         pipeline_offload(plan, coordinate, limit, choice->offload == OFFLOAD_ALL, compile_offload);
 }
 
-static void compile_pipeline(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
+void compile_pipeline(const ml_compile_input *in, ml_plan *plan, const plan_choice *choice) {
     struct compile_shared *shared = plan->shared;
     if (shared->pipeline == NULL) {
         compile_partition(in, plan);
@@ -502,171 +377,11 @@ static void compile_pipeline(const ml_compile_input *in, ml_plan *plan, const pl
     plan->hash = shared->hash;
 }
 
-/* ---- 5. memory ---- */
-/* A cache takes at most as much as the parameters that it copies. */
-static int64_t least_states(const ml_plan *plan, bool caches) {
-    const int64_t *bytes = plan->state_bytes;
-    return bytes[ML_MEMORY_PARAMETERS] / (caches ? 2 : 1) + bytes[ML_MEMORY_GRADIENTS] +
-           bytes[ML_MEMORY_OPTIMIZER];
-}
-
-static double part_seconds(const ml_plan *part) {
-    const ml_schedule *s = part->schedule;
-    double seconds = part->copy_seconds;
-    for (uint32_t t = 0; t < s->steps.count; t++) seconds += plan_step_seconds(s, part->layout, t);
-    return seconds;
-}
-
-/* Of a rank's stages for one microbatch, with a part of what is computed once a step. */
-static double rank_seconds(const struct ml_pipeline_plan *p, int rank) {
-    double seconds = 0;
-    for (int v = rank; v < p->count; v += p->ranks) {
-        const pipeline_stage *stage = &p->stages[v];
-        for (int i = 0; i < stage->plan_count; i++)
-            seconds +=
-                part_seconds(stage->plans[i]) / (i < stage->tasks.count ? 1 : p->microbatches);
-    }
-    return seconds;
-}
-
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
-static void measure_seconds(const ml_plan *plan, plan_size *size) {
-    const struct ml_pipeline_plan *p = plan->pipeline;
-    for (int i = 0; p == NULL && i < plan->part_count; i++)
-        size->seconds += part_seconds(plan->parts[i]);
-    for (int r = 0; p != NULL && r < p->ranks; r++) { /* the slowest of those that are planned */
-        double seconds = rank_seconds(p, r);
-        if (seconds > size->seconds) size->seconds = seconds;
-    }
-}
-
-static void measure(compilation *c, ml_plan *plan, plan_size *size) {
-    const struct ml_pipeline_plan *p = plan->pipeline;
-    *size = (plan_size){.caches = plan->rebuild != NULL};
-    measure_seconds(plan, size);
-    for (int v = p ? p->coordinate : 0; p && v < p->count; v += p->ranks) {
-        size->caches |= pipeline_once_per_step(p, v) != NULL;
-        size->weight_grad |= p->stages[v].waves.weight_grad;
-    }
-    size->states = least_states(plan, size->caches);
-    const update_memory update = update_needs(plan);
-    plan->update_states = size->moments = update.states;
-    plan->update_inputs = update.inputs;
-    plan->update_arena = update.temporaries + update.copies;
-    ml_beside beside = {0};
-    if (c->in->beside != NULL) beside = c->in->beside(c->in->beside_context, plan);
-    c->beside = beside.bytes + beside.reserved;
-    size->peak = plan->peak_bytes + c->beside;
-    size->reach = plan->reach_bytes + c->beside;
-    size->shared = size->peak - larger(plan->arena_bytes, beside.arena) +
-                   larger(plan->update_arena, beside.arena);
-    /* Copies of what stages save take nothing out of the arena, others of temporaries all. */
-    const int64_t shared = size->shared - (p != NULL ? size->peak - size->reach : 0);
-    if (shared > size->reach) size->reach = shared;
-}
-
-static bool is_pipeline(const ml_compile_input *in) {
-    return in->layout != NULL && in->layout->stages.on && in->cut != NULL;
-}
-
-static const ml_compile_options *options_of(const ml_compile_input *in) {
-    static const ml_compile_options defaults;
-    return in->options != NULL ? in->options : &defaults;
-}
-
-static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
-    char share[32] = "", segment[64] = "";
-    if (choice->kept < 1) snprintf(share, sizeof share, ", %.1f %% kept", 100 * choice->kept);
-    if (choice->segment)
-        snprintf(segment, sizeof segment, ", scans by segments of about %lld positions",
-                 (long long)choice->segment);
-    static const char *const copies[] = {"", ", copies to the host beside computation",
-                                         ", copies to the host"};
-    static const char *const cheap[] = {"selective, without stages that defer weight gradients",
-                                        "selective", "nothing, or selective where that cannot fit"};
-    log_text(plan, ML_LOG_ATTEMPT, "overlap %s, parameter cache %s, recompute %s%s%s%s",
-             choice->overlap ? "on" : "off", choice->param_cache ? "on" : "off",
-             cheap[choice->cheap], share, segment, copies[choice->offload]);
-}
-
-/* Compile *c->plan, instead of the attempt before. */
-static void attempt(void *context, const plan_choice *choice, plan_size *size) {
-    compilation *c = context;
-    ml_plan *old = *c->plan, *plan = plan_empty();
-    if (old != NULL) {
-        plan->shared = old->shared;
-        old->shared = NULL;
-        ml_plan_free(old);
-    }
-    *c->plan = plan;
-    plan->layout = c->in->layout;
-    plan->update_layout = c->in->update != NULL ? c->in->update : c->in->layout;
-    plan->target = c->in->target;
-    plan->limit = c->limit > 0 ? larger(c->limit - c->beside, 1) : 0;
-    plan->options = options_of(c->in);
-    plan->applied = c->in->applied;
-    if (plan->shared == NULL) plan->shared = shared_new(plan->limit > 0);
-    struct compile_shared *shared = plan->shared;
-    if (shared->curves == NULL) shared->curves = recompute_curves_new(shared->arena);
-    log_attempt(plan, choice);
-    if (is_pipeline(c->in))
-        compile_pipeline(c->in, plan, choice);
-    else
-        compile_whole(c->in, plan, choice);
-    measure(c, plan, size);
-    if (old == NULL) c->kept = size->seconds;
-    c->seconds = size->seconds;
-    size->scan = shared->scan;
-    size->keeps_all = shared->keeps_all;
-    log_text(plan, ML_LOG_PEAK, "%s, %.3g ms by the planner's rates",
-             c->limit == 0            ? "no limit is known"
-             : size->peak <= c->limit ? "fits"
-                                      : "too large",
-             1e3 * size->seconds);
-}
-
-void ml_compile(const ml_compile_input *in, ml_plan **plan) {
-    const ml_target *target = in->target;
-    const ml_compile_options *options = options_of(in);
-    compilation c = {in, plan, target->memory_bytes};
-    plan_fit fit = {attempt, &c, c.limit > 0 ? c.limit : INT64_MAX};
-    bool gpu = target->kind == ML_TARGET_CUDA;
-    fit.any = in->roots->any_plan;
-    fit.offloads =
-        compile_offload != NULL && target->host_bytes > 0 && c.limit > 0 && !in->roots->often;
-    if (fit.offloads && !is_pipeline(in)) fit.host_rate = host_copy_rate(target, in->layout, false);
-    plan_choice first = {.kept = 1};
-    if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;
-    first.overlap = overlaps(in->layout, target, options);
-    first.param_cache = in->cut != NULL && !options->no_param_cache &&
-                        (in->layout != NULL || (gpu && !target->no_fuse));
-    *plan = NULL;
-    passes_check_dump(options);
-    ml_time_part("the program's updates");
-    plan_fit_memory(&fit, &first);
-    if (ml_debug_on(3)) {
-        ml_text text = {.arena = (*plan)->arena};
-        ml_plan_print(*plan, &text);
-        ml_debug(3, "%s", text.text);
-    }
-    (*plan)->applied = (ml_plan_list){0};
-    (*plan)->slowed = c.kept > 0 ? c.seconds / c.kept : 1;
-    if (!is_pipeline(in)) take_graph(*plan);
-    shared_free_parts((*plan)->shared); /* of further attempts */
-    ml_time_part("accounts of the plan");
-    if (is_pipeline(in)) return;
-    shared_free((*plan)->shared);
-    (*plan)->shared = NULL;
-}
-
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     pipeline_plan_free(plan->pipeline);
     ml_plan_free(plan->retry);
-    shared_free(plan->shared);
+    compile_shared_free(plan->shared);
     plan_free(plan);
 }
 

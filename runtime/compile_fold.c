@@ -22,7 +22,7 @@ bool pass_folds_layers(pass_context *c) {
     fold->arena = ml_arena_new();
     if (fold->arena == NULL) ml_raise(ML_NO_MEMORY, "no memory left for a pass over the program");
     ml_roots roots = plan->roots;
-    fold->few = fold_layers(plan->graph, &roots, fold->arena, &fold->layers);
+    fold->few = fold_layers(plan->graph, &roots, FOLD_MARGIN, fold->arena, &fold->layers);
     if (fold->few == NULL) {
         pass_fold_free(c);
         return false;

@@ -232,7 +232,7 @@ end
 -- makes all programs; nil where they do not fit.
 local function choose_room(o, planned, fits)
   local d, rooms = o.dynamic, rooms_of(o.dynamic)
-  local probe, last = d.large and planned { o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, nil
+  local probe, last = d.large and planned({ o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, true), nil
   d.probe = probe or nil
   for pass = 1, probe and 2 or 1 do
     local list, at = nil, 1
@@ -270,7 +270,7 @@ function dynamic.choose(o, make, make_all)
       row.o.plan_only = lead or "any"
       made = table.pack(make(row))
       local slowed = select(2, made[1]:room()) > 1
-      if d.large and (not slowed or lead and select(3, made[1]:cost())) then d.planned[key] = made end
+      if d.large and lead and (not slowed or select(3, made[1]:cost())) then d.planned[key] = made end
     end
     return made[1]
   end

@@ -151,6 +151,7 @@ static void plan_body(void *context) {
     ml_compile(&input, &p->plan);
     const ml_beside beside = find_beside(p->input.beside_context, p->plan);
     p->needed = p->plan->peak_bytes + beside.bytes + beside.later;
+    if (p->plan->estimated_bytes > 0) p->needed = p->plan->estimated_bytes;
     p->plan->needed_bytes = p->needed;
 }
 

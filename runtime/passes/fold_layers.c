@@ -6,10 +6,7 @@
 
 #include "runtime/graph/infer.h"
 
-enum {
-    MARGIN = 8,       /* layers that stay before and after those that are left out */
-    LEAST_FOLDED = 16 /* layers that are left out, at least */
-};
+enum { LEAST_FOLDED = 16 }; /* layers that are left out, at least */
 
 /* ---- Which layers ---------------------------------------------------------------------------- */
 
@@ -21,8 +18,8 @@ static bool choose_layers(fold *f) {
         if ((a < b ? a : b) > first) first = a < b ? a : b;
         if ((a < b ? b : a) < last) last = a < b ? b : a;
     }
-    f->low = first + MARGIN;
-    f->high = last - MARGIN + 1;
+    f->low = first + f->margin;
+    f->high = last - f->margin + 1;
     return f->regions.count > 0 && f->high - f->low >= LEAST_FOLDED;
 }
 
@@ -217,7 +214,7 @@ typedef struct {
 static void body(void *argument) {
     folding *p = argument;
     fold *f = p->fold;
-    repeats_find(f->from, 2 * MARGIN + LEAST_FOLDED, f->arena, &f->regions);
+    repeats_find(f->from, 2 * (uint32_t)f->margin + LEAST_FOLDED, f->arena, &f->regions);
     if (!choose_layers(f)) return;
     p->to = ml_graph_derive(f->from);
     ml_ref *copies = ML_NEW_ARRAY(f->arena, ml_ref, ml_graph_count(f->from));
@@ -226,8 +223,8 @@ static void body(void *argument) {
               fold_outputs(f, copies, p->roots);
 }
 
-ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, ml_arena *arena, fold *f) {
-    *f = (fold){.from = from, .roots = *roots, .arena = arena};
+ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, int margin, ml_arena *arena, fold *f) {
+    *f = (fold){.from = from, .roots = *roots, .margin = margin, .arena = arena};
     folding p = {.fold = f, .roots = roots};
     const ml_status status = ml_protect(body, &p);
     if (status == ML_OK && p.done) return p.to;

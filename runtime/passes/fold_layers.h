@@ -31,6 +31,7 @@ typedef struct fold {
     const ml_graph *from;
     ml_roots roots; /* in `from` */
     repeats regions;
+    int margin;                    /* layers that stay before and after those that are left out */
     int64_t low, high;             /* layers low .. high-1 are left out */
     fold_anchor *states, *origins; /* by state, by origin: of those that there were */
     uint32_t state_count, origin_count;
@@ -38,9 +39,11 @@ typedef struct fold {
     ml_arena *arena;
 } fold;
 
+enum { FOLD_MARGIN = 8 }; /* for passes: layers at the ends that they treat otherwise than others */
+
 /* `from` without most of the layers that repeat, and its roots, whose arrays are of the arena; NULL
  * where there are few. *f refers to `from`. */
-ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, ml_arena *arena, fold *f);
+ml_graph *fold_layers(const ml_graph *from, ml_roots *roots, int margin, ml_arena *arena, fold *f);
 /* How many nodes of the whole program each node of the folded one stands for. NULL where the layers
  * do not repeat: then fold_unfold fails, too. */
 const uint32_t *fold_times(const fold *f, const ml_graph *g, ml_arena *arena);

@@ -7,6 +7,8 @@
 
 #include <stddef.h>
 
+enum { MOST_ESTIMATES = 64 }; /* that are remembered: a search makes about ten */
+
 /* An attempt at a share of what is kept. */
 typedef struct {
     double kept, seconds;
@@ -15,6 +17,7 @@ typedef struct {
 
 typedef struct {
     const plan_fit *fit;
+    void (*attempt)(void *context, const plan_choice *choice, plan_size *size); /* or estimate */
     plan_choice last; /* the choice of the present plan */
     plan_choice best; /* the fastest that fits, or else the smallest */
     plan_size best_size;
@@ -24,6 +27,12 @@ typedef struct {
                                computation hides, and does not fit; reach 0: not tried */
     share_end all, line[2]; /* with a cache: all is kept, and does not fit; the ends between which
                                shares were searched; reach 0: none */
+    struct {
+        plan_choice choice;
+        plan_size size;
+    } estimates[MOST_ESTIMATES]; /* of a search by estimates */
+    int estimate_count;
+    double ratio; /* by which arenas are taken to be larger than estimated */
 } search;
 
 /* With microbatches, another program sets the parameters after all of them: its states, mostly
@@ -41,6 +50,10 @@ static bool fits(const search *s, const plan_size *size) {
     return peak_of(size) <= limit_of(s);
 }
 
+static double larger(double a, double b) {
+    return a > b ? a : b;
+}
+
 static share_end end_of(const search *s) {
     return (share_end){s->last.kept, s->size.seconds, s->size.reach};
 }
@@ -50,20 +63,46 @@ static bool enough(const search *s) {
     return s->found && s->fit->any;
 }
 
+/* Than the best that fits. Seconds of steps alone do not say what runs beside what: a plan whose
+ * collectives wait for computation is for where no other one fits. */
+static bool faster(const search *s, const plan_choice *choice) {
+    if (choice->overlap != s->best.overlap) return choice->overlap;
+    return s->size.seconds < s->best_size.seconds;
+}
+
+static void take_better(search *s, const plan_choice *choice, bool fit) {
+    bool better = fit || peak_of(&s->size) < peak_of(&s->best_size);
+    if (s->found) better = fit && faster(s, choice);
+    if (!better) return;
+    s->best = *choice;
+    s->best_size = s->size;
+    s->found = fit;
+}
+
+/* Were the arena `ratio` times as large. */
+static void enlarge(plan_size *size, double ratio) {
+    const int64_t room = size->arena > size->others ? size->arena : size->others;
+    const int64_t arena = (int64_t)(ratio * (double)size->arena);
+    size->arena = arena;
+    if (arena <= room) return;
+    size->peak += arena - room;
+    size->reach += arena - room;
+    size->shared += arena - room;
+}
+
 static bool attempt(search *s, const plan_choice *choice) {
     if (enough(s)) return true;
     s->last = *choice;
-    s->fit->attempt(s->fit->context, choice, &s->size);
+    s->attempt(s->fit->context, choice, &s->size);
+    if (s->attempt == s->fit->estimate && s->estimate_count < MOST_ESTIMATES) {
+        s->estimates[s->estimate_count].choice = *choice;
+        s->estimates[s->estimate_count++].size = s->size;
+    }
+    if (s->ratio > 1) enlarge(&s->size, s->ratio);
     bool fit = fits(s, &s->size);
     if (!fit && choice->offload == OFFLOAD_HIDDEN && choice->kept == 1)
         s->copied[choice->param_cache] = end_of(s);
-    bool better = s->found ? fit && s->size.seconds < s->best_size.seconds
-                           : fit || peak_of(&s->size) < peak_of(&s->best_size);
-    if (better) {
-        s->best = *choice;
-        s->best_size = s->size;
-        s->found = fit;
-    }
+    take_better(s, choice, fit);
     return fit;
 }
 
@@ -174,7 +213,7 @@ static bool search_least(search *s, plan_choice choice) {
     return true;
 }
 
-static bool same(const plan_choice *a, const plan_choice *b) {
+bool plan_choice_same(const plan_choice *a, const plan_choice *b) {
     return a->kept == b->kept && a->cheap == b->cheap && a->overlap == b->overlap &&
            a->param_cache == b->param_cache && a->segment == b->segment && a->offload == b->offload;
 }
@@ -250,40 +289,97 @@ static bool search_segments(search *s, plan_choice choice, int64_t scan) {
 
 /* What needs more than twice the memory may not fit at all: the least is tried first. Where states
  * alone are too large it is the answer. */
-void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
-    search s = {.fit = fit, .best_size = {.peak = INT64_MAX}};
+static void find(search *s, const plan_choice *first) {
+    const plan_fit *fit = s->fit;
     plan_choice choice = *first;
-    attempt(&s, &choice);
-    if (!s.found && choice.cheap == CHEAP_NOWHERE) {
+    attempt(s, &choice);
+    if (!s->found && choice.cheap == CHEAP_NOWHERE) {
         choice.cheap = CHEAP_UNDEFERRED;
-        if (s.size.keeps_all) attempt(&s, &choice);
+        if (s->size.keeps_all) attempt(s, &choice);
     }
-    if (s.found) return;
-    double fast = s.size.seconds;
-    share_end most = {1, s.size.seconds, s.size.peak};
-    bool caches = s.size.caches;
-    bool far = most.reach / 2 > limit_of(&s) || s.size.states > limit_of(&s);
-    const int64_t scan = s.size.scan;
+    if (s->found) return;
+    double fast = s->size.seconds;
+    share_end most = {1, s->size.seconds, s->size.peak};
+    bool caches = s->size.caches;
+    bool far = most.reach / 2 > limit_of(s) || s->size.states > limit_of(s);
+    const int64_t scan = s->size.scan;
     const plan_choice least = {.cheap = CHEAP_EVERYWHERE,
                                .offload = fit->offloads ? OFFLOAD_ALL : OFFLOAD_NONE};
-    const bool least_fits = !far || attempt(&s, &least);
+    const bool least_fits = !far || attempt(s, &least);
     choice.cheap = CHEAP_EVERYWHERE;
     if (least_fits && fit->offloads) {
         choice.offload = OFFLOAD_HIDDEN;
-        bool copied = attempt(&s, &choice);
-        if (copied && s.size.seconds <= WORTH * fast) goto end;
+        bool copied = attempt(s, &choice);
+        if (copied && s->size.seconds <= WORTH * fast) return;
         if (copied)
             choice.offload = OFFLOAD_NONE;
         else
-            most = end_of(&s);
+            most = end_of(s);
     }
-    if (least_fits && s.size.weight_grad && !far) {
-        if (attempt(&s, &choice)) goto end;
-        most = (share_end){1, s.size.seconds, s.size.peak};
+    if (least_fits && s->size.weight_grad && !far) {
+        if (attempt(s, &choice)) return;
+        most = (share_end){1, s->size.seconds, s->size.peak};
     }
-    if (least_fits) search_all(&s, choice, caches, fast, &most);
+    if (least_fits) search_all(s, choice, caches, fast, &most);
     choice.offload = OFFLOAD_NONE; /* peaks of segments are compared */
-    if (scan > 0 && s.size.states <= limit_of(&s)) search_segments(&s, choice, scan);
-end:
-    if (!same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
+    if (scan > 0 && s->size.states <= limit_of(s)) search_segments(s, choice, scan);
+}
+
+static const double WORSE = 1.02; /* by how much estimates are taken to be worse at each try */
+
+static bool same_but_kept(plan_choice a, const plan_choice *b) {
+    a.kept = b->kept;
+    return plan_choice_same(&a, b);
+}
+
+/* Keep less than with the best choice, whose plan is as large as `size`: by the line between that
+ * and the next smaller share that would fit, were all arenas `ratio` times as large as estimated.
+ */
+static bool keep_less(search *s, const plan_size *size, double ratio) {
+    const double over = (double)(peak_of(size) - limit_of(s));
+    const double goal = (double)size->arena - over - BELOW * (double)limit_of(s);
+    const plan_choice *best = &s->best, *low = NULL;
+    double arena = 0;
+    for (int i = 0; i < s->estimate_count; i++) {
+        const plan_choice *other = &s->estimates[i].choice;
+        const double needed = ratio * (double)s->estimates[i].size.arena;
+        if (!same_but_kept(*other, best) || other->kept >= best->kept || needed > goal) continue;
+        if (low == NULL || other->kept > low->kept) low = other, arena = needed;
+    }
+    if (low == NULL) return false;
+    const double slope = (best->kept - low->kept) / ((double)size->arena - arena);
+    s->best.kept = low->kept + (goal - arena) * slope;
+    return true;
+}
+
+/* The choice that estimates lead to, compiled; where it turns out to need more than estimated,
+ * another one, of the same estimates or of more of them. Whether it fits, or nothing does by far.
+ */
+static bool compile_estimated(const plan_fit *fit, const plan_choice *first) {
+    enum { TRIES = 4 };
+    const double far = 0.9; /* of what is needed: estimates are not that wrong */
+    search s = {.fit = fit, .attempt = fit->estimate, .ratio = 1, .best_size = {.peak = INT64_MAX}};
+    find(&s, first);
+    if (fit->any) return true;
+    if (!s.found && (double)limit_of(&s) > far * (double)peak_of(&s.best_size)) return false;
+    double ratio = 1; /* of what is needed to what is estimated */
+    for (int i = 0; i < TRIES; i++) {
+        plan_size size;
+        fit->attempt(fit->context, &s.best, &size);
+        if (fits(&s, &size) || !s.found) return true;
+        const double estimated = (double)s.best_size.arena / s.ratio;
+        ratio = larger(i == 0 ? 1 : WORSE * ratio, (double)size.arena / larger(1, estimated));
+        if (keep_less(&s, &size, ratio)) continue;
+        s = (search){.fit = fit, .attempt = fit->estimate, .ratio = ratio};
+        s.best_size.peak = INT64_MAX;
+        find(&s, first);
+    }
+    return false;
+}
+
+void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
+    search s = {.fit = fit, .attempt = fit->attempt, .best_size = {.peak = INT64_MAX}};
+    if (fit->estimate != NULL && compile_estimated(fit, first)) return;
+    find(&s, first);
+    if (!plan_choice_same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
 }

@@ -37,6 +37,8 @@ typedef struct {
     int64_t moments;  /* bytes to reserve for the program that sets the parameters */
     int64_t shared;   /* the peak, but with the temporaries of that program in the arena, which both
                          share */
+    int64_t arena;    /* of the peak: temporaries */
+    int64_t others;   /* the largest arena of other programs, which have it in the same memory */
     double seconds;   /* that its steps would take alone, by the planner's machine */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
@@ -55,10 +57,15 @@ typedef struct {
     bool any;         /* no attempt follows one that fits */
     double host_rate; /* bytes a second of such copies, each way; 0: seconds of attempts do not say
                          what waiting for one adds */
+    /* NULL, or as `attempt` in a small part of the time and without a plan: what one would need,
+     * which may be wrong by some percent. */
+    void (*estimate)(void *context, const plan_choice *choice, plan_size *size);
 } plan_fit;
 
+bool plan_choice_same(const plan_choice *a, const plan_choice *b);
 /* The last attempt is `first` if it fits, else the fastest that was found to fit, else the
- * smallest. */
+ * smallest. Where any plan will do and there are estimates, they are all: the last one fits, or
+ * none does. */
 void plan_fit_memory(const plan_fit *fit, const plan_choice *first);
 
 #endif

@@ -79,6 +79,7 @@ struct ml_plan {
      * states beside these and of the arena. */
     int64_t update_states, update_arena;
     int64_t needed_bytes;  /* of the rank: with what was beside the plan and what is made later */
+    int64_t estimated_bytes; /* the same of a plan that few layers stand for; 0: of no such plan */
     int64_t update_inputs; /* of these states, room for inputs of programs of other groups */
     /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
      * bytes that are copied each way, what that adds to computation by the planner's machine, and

@@ -14,11 +14,13 @@ typedef struct {
     bool hopeless; /* that does not fit by a look at the graph */
     int64_t moments, states;
     int64_t update, cache; /* of the program that sets the parameters: bytes; more with a cache */
-    double no_cache_seconds;
-    int64_t scan, scans, scan_state; /* positions, how many scans, bytes of a state */
+    double no_cache_seconds, overlap_seconds; /* that overlap off adds, beside 20 */
+    bool overlaps;                            /* the last attempt */
+    int64_t scan, scans, scan_state;          /* positions, how many scans, bytes of a state */
     bool offloads, any;
     const int64_t *curve; /* of 65 shares: the peak where values are copied to the host */
-    int count;
+    double estimated;     /* the arena, by what it is; 0: there are no estimates */
+    int count, estimates;
     char attempts[512]; /* percent that is kept; A also what is cheap; C cache, O overlap; W
                             as in the first */
     plan_size last;
@@ -33,7 +35,8 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
         seconds += choice->offload == OFFLOAD_ALL ? 60 : 2;
     }
     if (!choice->param_cache) peak -= s->no_cache, seconds += s->no_cache_seconds;
-    if (!choice->overlap) peak -= s->no_overlap, seconds += 20;
+    if (!choice->overlap) peak -= s->no_overlap, seconds += 20 + s->overlap_seconds;
+    s->overlaps = choice->overlap;
     if (choice->cheap == CHEAP_EVERYWHERE) peak -= s->weight_grad;
     bool keeps_all = choice->cheap == CHEAP_NOWHERE && !s->hopeless;
     if (keeps_all) peak += s->cheap, seconds -= 1;
@@ -45,6 +48,7 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     s->last = *size = (plan_size){.peak = peak,
                                   .scan = s->scan,
                                   .reach = peak,
+                                  .arena = peak,
                                   .keeps_all = keeps_all,
                                   .moments = s->moments,
                                   .shared = s->update + (choice->param_cache ? s->cache : 0),
@@ -62,10 +66,21 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
         snprintf(s->attempts + at, sizeof s->attempts - at, "S%lld", (long long)choice->segment);
 }
 
+static void estimate(void *context, const plan_choice *choice, plan_size *size) {
+    sizes *s = context, own = *s;
+    attempt(&own, choice, size);
+    const int64_t wrong = (int64_t)((s->estimated - 1) * (double)size->arena);
+    size->arena += wrong;
+    size->peak += wrong;
+    size->reach += wrong;
+    s->estimates++;
+}
+
 static sizes fit(sizes s, int64_t limit) {
     plan_choice first = {.kept = 1, .overlap = true, .param_cache = true};
     if (s.cheap) first.cheap = CHEAP_NOWHERE;
     plan_fit f = {attempt, &s, limit, s.offloads, .any = s.any};
+    if (s.estimated > 0) f.estimate = estimate;
     plan_fit_memory(&f, &first);
     return s;
 }
@@ -233,4 +248,40 @@ TEST(plan, fits_by_segments) {
         CHECK_EQ_INT(at ? atoll(at + 1) : 0, cases[i].segment);
         CHECK(done.last.peak <= cases[i].limit && done.count <= 10);
     }
+}
+
+/* Estimates find the choice, and it is compiled: once where they are right, and a few times where
+ * they are some percent off. */
+TEST(plan, fits_by_estimates) {
+    static const double estimated[] = {0.92, 0.95, 0.98, 1, 1.03};
+    for (size_t i = 0; i < sizeof estimated / sizeof *estimated; i++) {
+        const sizes s = {.base = 1000000, .all = 600000, .estimated = estimated[i]};
+        for (int64_t limit = 450000; limit < 1000000; limit += 7000) {
+            const sizes done = fit(s, limit);
+            const double unused = (double)(limit - done.last.peak) / (double)limit;
+            EXPECT(unused >= 0 && unused < 0.05, "%lld bytes, %.2f estimated: %.3f unused by %s",
+                   (long long)limit, estimated[i], unused, done.attempts);
+            EXPECT(done.count <= (estimated[i] < 1 ? 3 : 1) && done.estimates >= done.count,
+                   "%lld bytes, %.2f estimated: %s after %d estimates", (long long)limit,
+                   estimated[i], done.attempts, done.estimates);
+        }
+    }
+}
+
+/* Any plan that fits will do: the estimate is enough. Where none fits by far the smallest is
+ * compiled, for what it needs; near the limit all is tried. */
+TEST(plan, fits_by_estimates_alone) {
+    sizes s = {.base = 1000, .all = 400, .no_cache = 10, .no_overlap = 1, .estimated = 1};
+    CHECK_TEXT(fit(s, 500).attempts, "0");
+    CHECK(fit(s, 585).count > 1 && fit(s, 585).estimates > 0);
+    s.any = true;
+    CHECK(fit(s, 850).count == 0 && fit(s, 850).estimates == 2);
+}
+
+/* What collectives that wait for computation cost is not in the seconds of a plan: it is taken
+ * where no other one fits. */
+TEST(plan, fits_with_overlap) {
+    sizes s = {.base = 1000000, .all = 900000, .no_overlap = 10000, .overlap_seconds = -25};
+    for (int64_t limit = 110000; limit < 1000000; limit += 20000) CHECK(fit(s, limit).overlaps);
+    CHECK(!fit(s, 95000).overlaps && fit(s, 95000).last.peak <= 95000);
 }

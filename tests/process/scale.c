@@ -1,5 +1,6 @@
 /* 1,000 layers on 10,000 ranks, whatever is split over which ranks: planned in 1 GiB, and in 5 s of
  * processor time (2.6 to 4.7 s on 27 November 2026, on a machine with a load of 10). */
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -26,19 +27,35 @@ static const scale_case cases[] = {
     {"llama.lua", "batch=10000 accum=4 seq=2048 --mesh dp=1250,tp=8 --layout cp=dynamic" DOCUMENTS},
 };
 
-static void plan_at_scale(process_room *room) {
+/* Memory is short: values are computed again or copied to the host. */
+#define SHORT " heads=8 kv_heads=8 embed=512 ffn=1408 vocab=32000 seq=2048 batch=80000"
+static const scale_case short_cases[] = {
+    {"llama.lua", "pack=document --mesh dp=10000" SHORT},
+    {"llama.lua", "layout=fsdp --mesh dp=10000" SHORT},
+    {"llama.lua", "--mesh dp=1250,tp=8" SHORT},
+    {"llama.lua", SHORT " batch=20000 seq=16384 --mesh dp=1250,cp=8"},
+    {"llama.lua", SHORT " batch=640000 accum=64 --mesh dp=1250,pp=8"},
+    {"llama.lua", "pack=document accum=8 --mesh dp=10000 --layout cp=dynamic" SHORT},
+};
+
+static void plan_cases(process_room *room, const scale_case *list, size_t count) {
     const double seconds = 5;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < count; i++) {
         process_result r = process_run(room, 0, "",
                                        "check --json --device h200 \"$ROOT\"/models/%s layers=1000 "
                                        "heads=16 seq=1024 vocab=50304 %s",
-                                       cases[i].script, cases[i].settings);
+                                       list[i].script, list[i].settings);
         process_expect(&r, "\"peak_bytes\":");
-        EXPECT(r.cpu_seconds < seconds, "%s %s: %.1f s", cases[i].script, cases[i].settings,
+        EXPECT(r.cpu_seconds < seconds, "%s %s: %.1f s", list[i].script, list[i].settings,
                r.cpu_seconds);
-        EXPECT(r.peak_bytes < (int64_t)1 << 30, "%s %s: %.2f GiB", cases[i].script,
-               cases[i].settings, (double)r.peak_bytes / (1 << 30));
+        EXPECT(r.peak_bytes < (int64_t)1 << 30, "%s %s: %.2f GiB", list[i].script, list[i].settings,
+               (double)r.peak_bytes / (1 << 30));
     }
+}
+
+static void plan_at_scale(process_room *room) {
+    plan_cases(room, cases, sizeof cases / sizeof *cases);
+    plan_cases(room, short_cases, sizeof short_cases / sizeof *short_cases);
 }
 
 TEST(long, a_thousand_layers_on_ten_thousand_ranks) {
@@ -53,6 +70,36 @@ PROCESS_TEST(a_thousand_stages_in_a_gibibyte) {
                     "check --json --device h200 \"$ROOT/models/gpt.lua\" layers=1000 "
                     "heads=16 embed=2048 batch=10000 accum=1000 --mesh pp=1000,dp=10");
     EXPECT(r.peak_bytes < (int64_t)1 << 30, "%.2f GiB", (double)r.peak_bytes / (1 << 30));
+}
+
+/* Estimates by few layers lead to a plan that fits and is about as fast as by compiling all layers
+ * at each attempt, as is done where nothing is folded. */
+PROCESS_TEST(estimates_find_what_attempts_find) {
+    static const struct {
+        const char *arguments, *memory;
+    } list[] = {
+        {"llama.lua batch=80 seq=1024 --mesh dp=10", "20GiB"},
+        {"gpt.lua layout=fsdp batch=80 seq=1024 --mesh dp=10", "30GiB"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        double seconds[2], bytes[2];
+        for (int fold = 0; fold < 2; fold++) {
+            process_result r =
+                process_run(room, 0, fold ? "MLUA_FOLD=1" : "MLUA_FOLD=0",
+                            "check --json --device h200 --memory %s "
+                            "\"$ROOT\"/models/%s layers=300 embed=512 heads=8 vocab=8000",
+                            list[i].memory, list[i].arguments);
+            const char *predicted = strstr(r.output, "\"predicted\":{\"seconds\":");
+            const char *process = strstr(r.output, "\"process_bytes\":");
+            EXPECT(predicted && process, "%s: %.300s", list[i].arguments, r.output);
+            if (!predicted || !process) return;
+            seconds[fold] = strtod(predicted + strlen("\"predicted\":{\"seconds\":"), NULL);
+            bytes[fold] = strtod(process + strlen("\"process_bytes\":"), NULL);
+        }
+        EXPECT(seconds[1] < 1.02 * seconds[0] && bytes[1] <= strtod(list[i].memory, NULL) * 0x1p30,
+               "%s: %.4f s in %.2f GiB, %.4f s in %.2f GiB", list[i].arguments, seconds[1],
+               bytes[1] / 0x1p30, seconds[0], bytes[0] / 0x1p30);
+    }
 }
 
 /* After a pass of a program, PASS@PROGRAM, without the line that says so. */
