@@ -178,12 +178,13 @@ static bool begin_estimates(compilation *c) {
     compile_part(&passes, shared, shared->parts);
     few_layers *layers = &shared->layers;
     rank_part *part = shared->parts;
-    shared->few_options = *options_of(c->in);
-    shared->few_options.log = NULL;
-    shared->few_options.dump = NULL;
+    if (c->in->roots->any_plan && part->roots.overflow_count > 0) return false; /* with a retry */
     if (!few_layers_make(part->graph, &part->roots, shared->arena, layers)) return false;
     for (int i = 0; i < 2; i++) {
         struct compile_shared *few = shared->few[i] = compile_shared_new(true);
+        few->few_options = *options_of(c->in);
+        few->few_options.log = NULL;
+        few->few_options.dump = NULL;
         few->parts = ML_NEW(few->arena, rank_part);
         few->part_count = 1;
         few->curves = shared->curves;
@@ -218,7 +219,7 @@ static void estimate(void *context, const plan_choice *choice, plan_size *size) 
         shared->few_plans[i] = NULL;
         ml_plan *plan = shared->few_plans[i] = plan_empty();
         begin_plan(c, plan, shared->few[i]);
-        plan->options = &shared->few_options;
+        plan->options = &shared->few[i]->few_options;
         compile_whole(c->in, plan, choice);
         updates[i] = compile_update_needs(plan);
     }
@@ -245,6 +246,7 @@ static void take_estimate(compilation *c) {
     plan->estimated_bytes = all->estimated_bytes;
     plan->options = options_of(c->in);
     plan->shared = shared;
+    shared->curves = NULL; /* of what is freed */
     *c->plan = plan;
     ml_plan_free(all);
 }

@@ -29,7 +29,7 @@ struct compile_shared {
     few_layers layers;
     struct compile_shared *few[2]; /* NULL: no estimates */
     ml_plan *few_plans[2];
-    ml_compile_options few_options;
+    ml_compile_options few_options; /* of one of these programs: no log, no dumps */
 };
 
 /* ---- compile.c */

@@ -349,24 +349,45 @@ static bool keep_less(search *s, const plan_size *size, double ratio) {
     if (low == NULL) return false;
     const double slope = (best->kept - low->kept) / ((double)size->arena - arena);
     s->best.kept = low->kept + (goal - arena) * slope;
+    s->best_size.arena = (int64_t)(goal / ratio * s->ratio);
     return true;
 }
 
+/* Whether the smallest estimate with overlap is that of a plan which fits after all: estimates of
+ * copies to the host may be too large by far. */
+static bool overlap_fits(search *s) {
+    const plan_choice *least = NULL;
+    int64_t bytes = 0;
+    for (int i = 0; i < s->estimate_count; i++) {
+        const int64_t now = peak_of(&s->estimates[i].size);
+        if (!s->estimates[i].choice.overlap || (least != NULL && now >= bytes)) continue;
+        least = &s->estimates[i].choice;
+        bytes = now;
+    }
+    if (least == NULL) return false;
+    plan_size size;
+    s->fit->attempt(s->fit->context, least, &size);
+    return fits(s, &size);
+}
+
 /* The choice that estimates lead to, compiled; where it turns out to need more than estimated,
- * another one, of the same estimates or of more of them. Whether it fits, or nothing does by far.
- */
+ * another one, of the same estimates or of more of them. Whether it fits, and none with overlap
+ * does where it has none. */
 static bool compile_estimated(const plan_fit *fit, const plan_choice *first) {
     enum { TRIES = 4 };
-    const double far = 0.9; /* of what is needed: estimates are not that wrong */
     search s = {.fit = fit, .attempt = fit->estimate, .ratio = 1, .best_size = {.peak = INT64_MAX}};
     find(&s, first);
-    if (fit->any) return true;
-    if (!s.found && (double)limit_of(&s) > far * (double)peak_of(&s.best_size)) return false;
+    if (fit->any) {
+        if (!plan_choice_same(&s.last, &s.best)) fit->estimate(fit->context, &s.best, &s.size);
+        return true;
+    }
     double ratio = 1; /* of what is needed to what is estimated */
     for (int i = 0; i < TRIES; i++) {
         plan_size size;
+        if (!s.found || (first->overlap && !s.best.overlap && overlap_fits(&s))) return false;
         fit->attempt(fit->context, &s.best, &size);
-        if (fits(&s, &size) || !s.found) return true;
+        s.size.moments = size.moments;
+        if (fits(&s, &size)) return true;
         const double estimated = (double)s.best_size.arena / s.ratio;
         ratio = larger(i == 0 ? 1 : WORSE * ratio, (double)size.arena / larger(1, estimated));
         if (keep_less(&s, &size, ratio)) continue;

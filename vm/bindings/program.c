@@ -534,7 +534,8 @@ static int program_call(lua_State *L) {
 static int program_list(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_vm *vm = vm_of(L);
-    const bool listed = plans_alone(vm) && !vm->options->explain;
+    const bool estimated = p->plan && p->plan->estimated_bytes > 0;
+    const bool listed = plans_alone(vm) && !vm->options->explain && !estimated;
     if (listed) {
         vm_check(L, ml_session_show(p->plan));
         list_planned(L, 1);
@@ -615,7 +616,7 @@ static const vm_entry methods[] = {
      "limit is known), and how many times as long as with all values stored its run is predicted"},
     {"list", program_list, "-> boolean",
      "make a program that was planned alone one of the script's; false where that takes making it "
-     "anew: in a run, and to explain how it is planned"},
+     "anew: in a run, to explain how it is planned, and after an estimate"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},

@@ -24,6 +24,9 @@ static void push_idle(lua_State *L, const ml_plan *plan) {
 int program_plan(lua_State *L) {
     const vm_program *p = luaL_checkudata(L, 1, vm_program_class);
     const ml_plan *plan = vm_program_plan(p);
+    if (plan->estimated_bytes > 0)
+        vm_fail(L, "plan_only = true",
+                "the program was planned with plan_only=\"any\": it has no plan");
     lua_newtable(L);
     vm_set_number(L, "flops", plan->flops);
     vm_set_integer(L, "peak_bytes", plan->peak_bytes);
@@ -87,6 +90,13 @@ int program_cost(lua_State *L) {
                       .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     const vm_program *microbatch = vm_to_program(L, 3);
+    if (call.plan->estimated_bytes > 0) { /* of few layers */
+        lua_pushnil(L);
+        lua_pushnil(L);
+        lua_pushboolean(L, fits(call.plan));
+        lua_pushnil(L);
+        return 4;
+    }
     call.microbatch = microbatch ? vm_program_plan(microbatch) : NULL;
     vm_protect(L, predict_cost, &call);
     double seconds = call.seconds, attention = call.attention;
