@@ -261,7 +261,7 @@ function dynamic.choose(o, make, make_all)
   local d = o.dynamic
   if d.chosen or d.slots > 0 then return make_all() end
   d.chosen, d.planned = true, {}
-  -- A lead is planned for its time, other rows to know whether they fit; large programs that may serve stay (dynamic.planned).
+  -- A lead is planned for its time, other rows to know whether they fit; leads of large programs that may serve stay (dynamic.planned).
   local function planned(row, lead)
     local key = key_of(row)
     local made = d.planned[key]

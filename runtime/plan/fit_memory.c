@@ -354,8 +354,9 @@ static bool keep_less(search *s, const plan_size *size, double ratio) {
 }
 
 /* Whether the smallest estimate with overlap is that of a plan which fits after all: estimates of
- * copies to the host may be too large by far. */
+ * copies to the host may be too large, by two fifths where it was most. */
 static bool overlap_fits(search *s) {
+    enum { FARTHEST = 2 }; /* times the limit: no plan of a larger estimate fits */
     const plan_choice *least = NULL;
     int64_t bytes = 0;
     for (int i = 0; i < s->estimate_count; i++) {
@@ -364,7 +365,7 @@ static bool overlap_fits(search *s) {
         least = &s->estimates[i].choice;
         bytes = now;
     }
-    if (least == NULL) return false;
+    if (least == NULL || bytes / FARTHEST > limit_of(s)) return false;
     plan_size size;
     s->fit->attempt(s->fit->context, least, &size);
     return fits(s, &size);
