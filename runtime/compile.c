@@ -381,6 +381,7 @@ void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     pipeline_plan_free(plan->pipeline);
     ml_plan_free(plan->retry);
+    ml_plan_free(plan->fewer);
     compile_shared_free(plan->shared);
     plan_free(plan);
 }

@@ -17,6 +17,8 @@ typedef struct {
     int64_t beside;       /* bytes that other programs held beside the attempt before */
     plan_choice first;    /* all values are kept */
     double kept, seconds; /* of a plan with that; of the last */
+    int64_t kept_bytes;   /* likewise: of the rank */
+    plan_fit fit;
 } compilation;
 
 /* No further attempt follows: the plan owns the graph that it borrows of the part. */
@@ -65,6 +67,16 @@ static void measure_seconds(const ml_plan *plan, plan_size *size) {
         double seconds = rank_seconds(p, r);
         if (seconds > size->seconds) size->seconds = seconds;
     }
+}
+
+/* What copies of a microbatch's share of the memory take, where the memory is of all microbatches
+ * in flight. */
+static double pipeline_copy_rate(const ml_plan *plan) {
+    const struct ml_pipeline_plan *p = plan->pipeline;
+    int in_flight = 1;
+    for (int v = 0; v < p->count; v++)
+        if (p->stages[v].slots > in_flight) in_flight = p->stages[v].slots;
+    return in_flight * host_copy_rate(plan->target, plan->layout, true);
 }
 
 /* `update`: what the program that sets the parameters needs. Returns what is beside the plan. */
@@ -140,12 +152,23 @@ static void log_peak(const compilation *c, const ml_plan *plan, const plan_size 
              1e3 * size->seconds);
 }
 
+static void note_kept(compilation *c, const plan_choice *choice, const plan_size *size) {
+    if (!plan_choice_same(choice, &c->first)) return;
+    c->kept = size->seconds;
+    c->kept_bytes = size->moments + larger(size->peak, size->shared);
+}
+
 /* Compile *c->plan, instead of the attempt before. */
 static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     compilation *c = context;
     ml_plan *old = *c->plan, *plan = plan_empty();
     struct compile_shared *shared = old != NULL ? old->shared : NULL;
     *c->plan = plan;
+    if (shared != NULL && shared->few_alone) { /* no part of the whole program */
+        ml_plan_free(old);
+        old = NULL;
+        shared = NULL;
+    }
     plan->shared = shared;
     compile_attempt_free(old);
     begin_plan(c, plan, shared != NULL ? shared : compile_shared_new(c->limit > 0));
@@ -157,14 +180,20 @@ static void attempt(void *context, const plan_choice *choice, plan_size *size) {
         compile_whole(c->in, plan, choice);
     const update_memory update = compile_update_needs(plan);
     c->beside = measure(c, plan, &update, size);
-    if (plan_choice_same(choice, &c->first)) c->kept = size->seconds;
+    note_kept(c, choice, size);
     c->seconds = size->seconds;
+    if (plan->pipeline != NULL && c->fit.offloads) c->fit.host_rate = pipeline_copy_rate(plan);
     log_peak(c, plan, size);
 }
 
 /* ---- estimates ---- */
+/* Whether an estimate will do. */
+static bool only_estimates(const ml_compile_input *in) {
+    return in->roots->any_plan || in->roots->estimate;
+}
+
 /* The programs with few layers, where there are to be estimates; *c->plan has no more than what
- * attempts share. */
+ * attempts share, of which the part is of few layers too where an estimate will do. */
 static bool begin_estimates(compilation *c) {
     enum { LEAST_NODES = 16000 }; /* of the session: fewer are planned in some tenths of a second */
     if (c->limit == 0 || is_pipeline(c->in) || options_of(c->in)->no_fold ||
@@ -173,22 +202,23 @@ static bool begin_estimates(compilation *c) {
     ml_plan *plan = *c->plan = plan_empty();
     struct compile_shared *shared = compile_shared_new(true);
     begin_plan(c, plan, shared);
-    pass_context passes = {.plan = plan};
+    pass_context passes = {.plan = plan, .few_margin = only_estimates(c->in) ? FEW_MARGIN : 0};
     compile_begin(c->in, shared, &passes);
     compile_part(&passes, shared, shared->parts);
     few_layers *layers = &shared->layers;
     rank_part *part = shared->parts;
-    if (c->in->roots->any_plan && part->roots.overflow_count > 0) return false; /* with a retry */
-    if (!few_layers_make(part->graph, &part->roots, shared->arena, layers)) return false;
+    const int64_t left_out = passes.few_margin > 0 ? passes.left_out : 0;
+    shared->few_alone = left_out > 0;
+    if (only_estimates(c->in) && part->roots.overflow_count > 0) return false; /* with a retry */
+    if (!few_layers_make_of(part->graph, &part->roots, left_out, shared->arena, layers))
+        return false;
     for (int i = 0; i < 2; i++) {
         struct compile_shared *few = shared->few[i] = compile_shared_new(true);
-        few->few_options = *options_of(c->in);
-        few->few_options.log = NULL;
-        few->few_options.dump = NULL;
         few->parts = ML_NEW(few->arena, rank_part);
         few->part_count = 1;
         few->curves = shared->curves;
         few->parts[0] = (rank_part){.graph = layers->at[i].graph, .roots = layers->at[i].roots};
+        if (plan->local) ml_shard_traffic(layers->at[i].graph, plan->layout, few->parts[0].traffic);
         layers->at[i].graph = NULL;
     }
     return true;
@@ -219,7 +249,11 @@ static void estimate(void *context, const plan_choice *choice, plan_size *size) 
         shared->few_plans[i] = NULL;
         ml_plan *plan = shared->few_plans[i] = plan_empty();
         begin_plan(c, plan, shared->few[i]);
-        plan->options = &shared->few[i]->few_options;
+        ml_compile_options *options = ML_NEW(plan->arena, ml_compile_options);
+        *options = *options_of(c->in);
+        options->log = NULL;
+        options->dump = NULL;
+        plan->options = options;
         compile_whole(c->in, plan, choice);
         updates[i] = compile_update_needs(plan);
     }
@@ -231,36 +265,58 @@ static void estimate(void *context, const plan_choice *choice, plan_size *size) 
     *size = few_extended_size(layers, sizes);
     c->beside = (int64_t)few_extended(layers, (double)beside[0], (double)beside[1]);
     (*c->plan)->peak_bytes = size->peak - c->beside;
-    (*c->plan)->estimated_bytes = size->moments + larger(size->peak, size->shared);
+    (*c->plan)->needed_bytes = size->moments + larger(size->peak, size->shared);
     c->seconds = size->seconds;
-    if (plan_choice_same(choice, &c->first)) c->kept = size->seconds;
+    note_kept(c, choice, size);
     log_peak(c, *c->plan, size);
 }
 
-/* *c->plan becomes that of few layers by which the last estimate was made. */
+/* One of the plans of few layers, which owns what was shared by attempts at it. */
+static ml_plan *take_few(const compilation *c, int i) {
+    struct compile_shared *all = (*c->plan)->shared;
+    ml_plan *plan = all->few_plans[i];
+    plan->shared = all->few[i];
+    plan->shared->curves = NULL; /* of what is freed */
+    all->few_plans[i] = NULL;
+    all->few[i] = NULL;
+    return plan;
+}
+
+/* *c->plan becomes the last estimate. */
 static void take_estimate(compilation *c) {
-    ml_plan *all = *c->plan, *plan = all->shared->few_plans[1];
-    struct compile_shared *shared = all->shared->few[1];
-    all->shared->few_plans[1] = NULL;
-    all->shared->few[1] = NULL;
-    plan->estimated_bytes = all->estimated_bytes;
-    plan->options = options_of(c->in);
-    plan->shared = shared;
-    shared->curves = NULL; /* of what is freed */
+    ml_plan *all = *c->plan, *plan = take_few(c, 1);
+    plan->fewer = take_few(c, 0);
+    plan->beyond = few_beyond(&all->shared->layers);
+    plan->needed_bytes = all->needed_bytes;
+    few_extend_work(&all->shared->layers, plan->fewer, plan);
     *c->plan = plan;
     ml_plan_free(all);
+}
+
+/* No attempt follows. */
+static void end_attempts(ml_plan *plan) {
+    plan->applied = (ml_plan_list){0};
+    if (plan->pipeline == NULL) take_graph(plan);
+    compile_shared_free_parts(plan->shared);
+    if (plan->pipeline != NULL) return;
+    compile_shared_free(plan->shared);
+    plan->shared = NULL;
 }
 
 void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     const ml_target *target = in->target;
     const ml_compile_options *options = options_of(in);
     compilation c = {in, plan, target->memory_bytes};
-    plan_fit fit = {.attempt = attempt, .context = &c, .limit = c.limit > 0 ? c.limit : INT64_MAX};
+    plan_fit *fit = &c.fit;
+    *fit =
+        (plan_fit){.attempt = attempt, .context = &c, .limit = c.limit > 0 ? c.limit : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
-    fit.any = in->roots->any_plan;
-    fit.offloads =
+    fit->any = in->roots->any_plan;
+    fit->estimated = in->roots->estimate;
+    fit->offloads =
         compile_offload != NULL && target->host_bytes > 0 && c.limit > 0 && !in->roots->often;
-    if (fit.offloads && !is_pipeline(in)) fit.host_rate = host_copy_rate(target, in->layout, false);
+    if (fit->offloads && !is_pipeline(in))
+        fit->host_rate = host_copy_rate(target, in->layout, false);
     plan_choice first = {.kept = 1};
     if (gpu && options->recompute == ML_AUTO) first.cheap = CHEAP_NOWHERE;
     first.overlap = compile_overlaps(in->layout, target, options);
@@ -270,20 +326,16 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     c.first = first;
     passes_check_dump(options);
     ml_time_part("the program's updates");
-    if (begin_estimates(&c)) fit.estimate = estimate;
-    plan_fit_memory(&fit, &first);
-    if (fit.estimate != NULL && fit.any) take_estimate(&c);
+    if (begin_estimates(&c)) fit->estimate = estimate;
+    if (plan_fit_memory(fit, &first)) take_estimate(&c);
     if (ml_debug_on(3)) {
         ml_text text = {.arena = (*plan)->arena};
         ml_plan_print(*plan, &text);
         ml_debug(3, "%s", text.text);
     }
-    (*plan)->applied = (ml_plan_list){0};
     (*plan)->slowed = c.kept > 0 ? c.seconds / c.kept : 1;
-    if (!is_pipeline(in)) take_graph(*plan);
-    compile_shared_free_parts((*plan)->shared); /* of further attempts */
+    (*plan)->kept_bytes = c.kept_bytes;
+    end_attempts(*plan);
+    if ((*plan)->fewer != NULL) end_attempts((*plan)->fewer);
     ml_time_part("accounts of the plan");
-    if (is_pipeline(in)) return;
-    compile_shared_free((*plan)->shared);
-    (*plan)->shared = NULL;
 }

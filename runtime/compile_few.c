@@ -5,15 +5,14 @@
 #include "runtime/plan/plan_internal.h"
 
 enum {
-    FEWER = 12, /* layers that stay at each end, of the first program and of the second: so many
-                   that the ends are apart, and so few that plans of both are a small part of one */
-    MORE = 28,
+    FEWER = 12,     /* layers that stay at each end of the first program: the ends are apart */
     LEAST_SHARE = 3 /* times the nodes of both that the whole program has, at least */
 };
 
 typedef struct {
     const ml_graph *g;
     const ml_roots *roots;
+    int64_t left_out; /* of `g`; 0: it is the whole program */
     ml_arena *arena, *scratch;
     few_layers *few;
     bool made;
@@ -32,6 +31,13 @@ static bool make(making *m, const ml_graph *from, const ml_roots *of, int margin
     return true;
 }
 
+static void copy(making *m, few_program *to) {
+    ml_roots roots = *m->roots;
+    to->roots = plan_roots_copy(m->arena, &roots);
+    to->graph = ml_graph_extract(m->g, &to->roots);
+    to->layers = -(double)m->left_out;
+}
+
 /* The layers of the smaller program, from the first of its regions: what `layers` counts from. */
 static double count_layers(making *m, const few_program *p) {
     repeats all;
@@ -42,23 +48,41 @@ static double count_layers(making *m, const few_program *p) {
     return least;
 }
 
+/* Whether there are so many layers in all that plans of few take a small part of the time. */
+static bool are_few(const making *m, double layers) {
+    const few_layers *few = m->few;
+    const uint32_t second = ml_graph_count(few->at[1].graph);
+    const uint32_t both = ml_graph_count(few->at[0].graph) + second;
+    if (m->left_out > 0) return few->layers >= LEAST_SHARE * (layers + few->at[1].layers);
+    return ml_graph_count(m->g) / LEAST_SHARE >= both;
+}
+
 static void body(void *argument) {
     making *m = argument;
     few_layers *few = m->few;
     few_program *fewer = &few->at[0], *more = &few->at[1];
-    double left = 0;
-    if (!make(m, m->g, m->roots, MORE, more, &left)) return;
+    double left = -(double)m->left_out;
+    if (m->left_out > 0)
+        copy(m, more);
+    else if (!make(m, m->g, m->roots, FEW_MARGIN, more, &left))
+        return;
+    const double before = left;
     if (!make(m, more->graph, &more->roots, FEWER, fewer, &left)) return;
+    if (m->left_out > 0 && before - left != 2 * (FEW_MARGIN - FEWER)) return; /* other layers */
     const double layers = count_layers(m, fewer);
-    const uint32_t both = ml_graph_count(fewer->graph) + ml_graph_count(more->graph);
     few->layers = layers - fewer->layers;
     more->layers += few->layers;
     fewer->layers = layers;
-    m->made = layers > 0 && ml_graph_count(m->g) / LEAST_SHARE >= both;
+    m->made = layers > 0 && are_few(m, layers);
 }
 
 bool few_layers_make(const ml_graph *g, const ml_roots *roots, ml_arena *arena, few_layers *few) {
-    making m = {g, roots, arena, ml_arena_new(), few, false};
+    return few_layers_make_of(g, roots, 0, arena, few);
+}
+
+bool few_layers_make_of(const ml_graph *g, const ml_roots *roots, int64_t left_out, ml_arena *arena,
+                        few_layers *few) {
+    making m = {g, roots, left_out, arena, ml_arena_new(), few, false};
     *few = (few_layers){0};
     if (m.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     const ml_status status = ml_protect(body, &m);
@@ -75,9 +99,12 @@ void few_layers_free(few_layers *few) {
     }
 }
 
+double few_beyond(const few_layers *few) {
+    return (few->layers - few->at[1].layers) / (few->at[1].layers - few->at[0].layers);
+}
+
 double few_extended(const few_layers *few, double first, double second) {
-    const double apart = few->at[1].layers - few->at[0].layers;
-    return second + (second - first) * (few->layers - few->at[1].layers) / apart;
+    return second + (second - first) * few_beyond(few);
 }
 
 static int64_t extended(const few_layers *few, int64_t first, int64_t second) {
@@ -103,6 +130,12 @@ plan_size few_extended_size(const few_layers *few, const plan_size *of) {
     return size;
 }
 
+void few_extend_work(const few_layers *few, const ml_plan *fewer, ml_plan *plan) {
+    plan->host_bytes = extended(few, fewer->host_bytes, plan->host_bytes);
+    plan->offloaded_bytes = extended(few, fewer->offloaded_bytes, plan->offloaded_bytes);
+    plan->flops = few_extended(few, fewer->flops, plan->flops);
+}
+
 void few_extend_temporaries(const few_layers *few, ml_plan *const *plans) {
     const ml_plan *a = plans[0], *b = plans[1];
     const int64_t arena = extended(few, a->arena_bytes, b->arena_bytes);
@@ -116,6 +149,7 @@ void few_extend_temporaries(const few_layers *few, ml_plan *const *plans) {
     for (int i = 0; i < 2; i++) {
         ml_plan *plan = plans[i];
         const int64_t others = plan->peak_bytes - plan->arena_bytes;
+        plan->kind_bytes[ML_MEMORY_ACTIVATIONS] += arena - plan->arena_bytes;
         plan->arena_bytes = arena;
         plan->peak_bytes = others + arena;
         plan->reach_bytes = others + reach;

@@ -22,12 +22,14 @@ bool pass_folds_layers(pass_context *c) {
     fold->arena = ml_arena_new();
     if (fold->arena == NULL) ml_raise(ML_NO_MEMORY, "no memory left for a pass over the program");
     ml_roots roots = plan->roots;
-    fold->few = fold_layers(plan->graph, &roots, FOLD_MARGIN, fold->arena, &fold->layers);
+    const int margin = c->few_margin > 0 ? c->few_margin : FOLD_MARGIN;
+    fold->few = fold_layers(plan->graph, &roots, margin, fold->arena, &fold->layers);
     if (fold->few == NULL) {
         pass_fold_free(c);
         return false;
     }
-    plan->roots = roots;
+    plan_roots(plan, &roots); /* they may outlive the fold */
+    c->left_out = fold->layers.high - fold->layers.low;
     return true;
 }
 
@@ -45,6 +47,9 @@ ml_graph *pass_fold_layers(pass_context *c) {
 bool pass_has_folded(pass_context *c) {
     return c->fold != NULL;
 }
+bool pass_has_left_out(pass_context *c) {
+    return c->fold != NULL && (c->few_margin == 0 || c->fold->failed);
+}
 bool pass_has_folded_stages(pass_context *c) {
     return c->stages && c->fold != NULL;
 }
@@ -60,6 +65,7 @@ static ml_graph *begin_again(pass_context *c) {
     struct compile_fold *fold = c->fold;
     ml_graph *whole = fold->whole;
     c->whole = true;
+    c->left_out = 0;
     c->plan->local = fold->local;
     plan_graph_set(c->plan, whole);
     c->plan->borrows = !fold->owned;

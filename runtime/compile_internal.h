@@ -27,9 +27,9 @@ struct compile_shared {
     uint64_t hash;
     /* What estimates are made of: programs with few of the layers, each with the present plan. */
     few_layers layers;
+    bool few_alone; /* the part has no more layers than the second of them */
     struct compile_shared *few[2]; /* NULL: no estimates */
     ml_plan *few_plans[2];
-    ml_compile_options few_options; /* of one of these programs: no log, no dumps */
 };
 
 /* ---- compile.c */

@@ -272,7 +272,7 @@ static const compile_pass rank_passes[] = {
      .purpose = "products of 8 bits that no library serves are computed of bf16"},
     {"simplify_merged", ml_simplify, .when = merges_products,
      .purpose = "slices of merged results cancel against what joined them"},
-    {"unfold_layers", .run_with = pass_unfold_layers, .when = pass_has_folded,
+    {"unfold_layers", .run_with = pass_unfold_layers, .when = pass_has_left_out,
      .purpose = "what became of a layer is repeated for those that were left out"},
 };
 

@@ -24,6 +24,9 @@ typedef struct {
     bool stages;               /* of a program that is divided into stages after these passes */
     struct compile_fold *fold; /* between fold_layers and unfold_layers */
     bool whole;                /* layers are not left out */
+    int few_margin; /* layers that stay at each end where those that are left out are not unfolded;
+                       0: they are */
+    int64_t left_out; /* how many layers were left out */
     struct recompute_curves *curves; /* of attempts at the program; NULL: there are none */
 } pass_context;
 
@@ -80,6 +83,7 @@ ml_graph *pass_fold_layers(pass_context *c);
 const uint32_t *pass_times(pass_context *c, const ml_graph *g);
 bool pass_has_folded(pass_context *c);
 bool pass_has_folded_stages(pass_context *c);
+bool pass_has_left_out(pass_context *c); /* to be unfolded */
 ml_graph *pass_unfold_layers(pass_context *c);
 void pass_fold_free(pass_context *c);
 

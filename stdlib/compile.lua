@@ -4,7 +4,8 @@ local m = require "mlua"
 
 ---What was planned for a program.
 ---@class Plan
----@field flops number of one run
+---@field flops number of one run; what `plan_only = "any"` and `estimate` may plan by an estimate has this alone
+---@field attention_flops number of them, those of attention
 ---@field peak_bytes integer the most memory of a rank, with states
 ---@field arena_bytes integer of it, what lives during a run alone
 ---@field kinds table<string, integer> bytes at the peak by kind: parameters, gradients, optimizer, activations, workspace, ...
@@ -45,17 +46,18 @@ end
 ---`applies`: the programs of microbatches whose sums of gradients it applies to the parameters, with which it then writes what these
 ---programs cache of them; it leaves nothing in the sums, which the next step's first microbatch sets;
 ---`plan_only`: it is planned, which program:cost() and program:room() take, and not made: it takes no memory, and no check reports it; "any": to know
----whether it fits, and the first plan that does will do;
+---whether it fits, and the first plan that does will do, of many layers by an estimate;
+---`estimate`: in a check, an estimate of its plan will do where it has many layers;
 ---`group`: under a layout with cp = "dynamic", so many ranks run it by themselves, each group with inputs of its own
 ---(where ZeRO-1 leaves parameters in parts, after program:refresh() on all ranks);
 ---`mixed`: true, or a program made with it: under pipeline stages the microbatches of a step may be of any of these programs, which
 ---differ in sizes alone, and their number is what program:microbatches(count) says, up to `microbatches`.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], plan_only: boolean|"any", group: integer, mixed: boolean|Program}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean, applies: Program[], plan_only: boolean|"any", estimate: boolean, group: integer, mixed: boolean|Program}
 ---@return Program
 function m.compile(fn, inputs, options)
-  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "applies", "plan_only", "group", "mixed" })
+  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often", "applies", "plan_only", "estimate", "group", "mixed" })
   if type(fn) ~= "function" then
     core.fail("m.compile takes a function, got " .. m.shown(fn), {
       help = m.is_module(fn) and "m.compile(function(inputs) return model(inputs.tokens) end, {tokens = {A.batch, A.seq, dtype=\"i32\"}})",
@@ -119,7 +121,7 @@ function m.compile(fn, inputs, options)
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {
     name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
-    microbatches = options.microbatches, often = options.often, applies = programs_of(options.applies), plan_only = options.plan_only,
+    microbatches = options.microbatches, often = options.often, applies = programs_of(options.applies), plan_only = options.plan_only, estimate = options.estimate,
     group = options.group, mixed = program_of[options.mixed] or options.mixed,
   }
   if not single then return program end

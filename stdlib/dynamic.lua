@@ -7,6 +7,7 @@
 -- schedule (m.compile's `mixed`), and each rank has one in each slot of it. Where ranks of ep split the batch, a microbatch has a row
 -- for each of them; where parameters are split over the ranks, all groups run a microbatch together, which has a row for each.
 local core = require "mlua.core"
+local dynamic_costs = require "mlua.dynamic_costs"
 local kept = require "mlua.kept"
 local m = require "mlua"
 local packing = require "mlua.packing"
@@ -177,9 +178,9 @@ function dynamic.rows(o)
   return list
 end
 
--- Programs of a window of LARGE nodes in its forward pass, some 500 layers, take half a second each to plan, and several where memory is
--- short: of these a check plans the decisive rows alone, and no room whose longest row needs FAR times the memory with all values stored,
--- as long as another one fits.
+-- Programs of a window of LARGE nodes in its forward pass, some 200 layers, take a tenth of a second each to plan and more, and several
+-- times as long where memory is short: of these a check plans the longest row alone, and estimates the other decisive ones; and it plans no room whose longest row
+-- needs FAR times the memory with all values stored, as long as another one fits.
 local LARGE, FAR = 12000, 1.6
 local SURELY = 0.98 -- of the memory, by the probe: a row that needs no more stores all values
 
@@ -232,8 +233,9 @@ end
 -- makes all programs; nil where they do not fit.
 local function choose_room(o, planned, fits)
   local d, rooms = o.dynamic, rooms_of(o.dynamic)
-  local probe, last = d.large and planned({ o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, true), nil
+  local probe, last = d.large and planned({ o = row_options(o, 1, d.most, 1), ranks = 1, tokens = d.most, rows = 1 }, true, true), nil
   d.probe = probe or nil
+  d.probe_flops = probe and probe:plan().flops
   for pass = 1, probe and 2 or 1 do
     local list, at = nil, 1
     while rooms[at] do
@@ -261,16 +263,17 @@ function dynamic.choose(o, make, make_all)
   local d = o.dynamic
   if d.chosen or d.slots > 0 then return make_all() end
   d.chosen, d.planned = true, {}
-  -- A lead is planned for its time, other rows to know whether they fit; leads of large programs that may serve stay (dynamic.planned).
-  local function planned(row, lead)
+  -- A lead is planned for its time, other rows to know whether they fit; of large programs those that may serve stay (dynamic.planned).
+  local function planned(row, lead, probe)
     local key = key_of(row)
     local made = d.planned[key]
     if not made then
       if d.large then collectgarbage() end
-      row.o.plan_only = lead or "any"
+      local checked = d.large and d.checked
+      row.o.plan_only, row.o.estimate = lead or checked or "any", checked and (probe or not lead)
       made = table.pack(make(row))
       local slowed = select(2, made[1]:room()) > 1
-      if d.large and lead and (not slowed or select(3, made[1]:cost())) then d.planned[key] = made end
+      if d.large and row.o.plan_only == true and (not slowed or select(3, made[1]:cost())) then d.planned[key] = made end
     end
     return made[1]
   end
@@ -291,68 +294,113 @@ function dynamic.choose(o, make, make_all)
 end
 
 ---What `make` of dynamic.choose gave for a row that was planned to choose rooms, where that serves: in a check, of the lead, which is planned
----before all others, and of a program that stores all values, as it does beside them.
+---before all others, of a program that stores all values, as it does beside them, and of one that fits beside those made before it.
+---@param before Program[]
 ---@return Program?, fun(programs: Program[]): Program?
-function dynamic.planned(o, row)
+function dynamic.planned(o, row, before)
   local made, lengths = o.dynamic.planned and not row.o.plan_only and o.dynamic.planned[key_of(row)], o.dynamic.groups[1].lengths
   if not made then return nil end
-  local lead = row.group == 1 and row.tokens == lengths[#lengths]
-  if (lead or select(2, made[1]:room()) <= 1) and made[1]:list() then return made[1], made[2] end
+  local program, serves = made[1], row.group == 1 and row.tokens == lengths[#lengths] or select(2, made[1]:room()) <= 1
+  if not serves and row.o.estimate then
+    serves = select(2, core.rank_memory(table.move(before, 1, #before, 2, { program })))
+  end
+  if serves and program:list() then return program, made[2] end
 end
 
 ---The longest row of one rank: its program is the lead of mixed microbatches.
 function dynamic.lead(o, rows) return rows[#o.dynamic.groups[1].lengths] end
 
--- The program of one rank's row that is about as long as a microbatch of `accum`.
+-- One rank's row that is about as long as a microbatch of `accum`.
 local function stated_row(d, rows)
   local lengths, n = d.groups[1].lengths, 1
   while lengths[n] < d.most do n = n + 1 end
   return rows[n]
 end
 
----By what a step's time and work are stated: the program of one rank's row that is about as long as a microbatch of `accum`, how many
----of these rows, full, hold the rank's share of the tokens, and in how many microbatches of a pipeline.
+-- How many full rows of one rank hold its share of a step.
+local function times_of(o, row) return o.step_tokens / (o.dynamic.ranks * o.dynamic.batch * row.tokens) end
+
+---By what a step is stated: in a check the program of one rank's longest row, in a run that of one about as long as a microbatch of `accum`;
+---how many of these rows, full, hold the rank's share of the tokens, and in how many microbatches of a pipeline.
 ---@return Program, number, integer
 function dynamic.stated(o, rows)
-  local d, row = o.dynamic, stated_row(o.dynamic, rows)
-  local times, multiple = o.step_tokens / (d.ranks * d.batch * row.tokens), math.max(d.slots, 1)
+  local d = o.dynamic
+  local row = d.checked and dynamic.lead(o, rows) or stated_row(d, rows)
+  local times, multiple = times_of(o, row), math.max(d.slots, 1)
   return row.program, times, math.ceil(times / multiple) * multiple
 end
 
--- The longest row of one rank that stores all values, by the probe: where longer ones compute again, it needs more memory than they do.
-local function longest_stored(d, rows)
-  local longest
-  for r, tokens in ipairs(d.groups[1].lengths) do
-    if d.probe:room(tokens / d.most) <= SURELY then longest = rows[r] end
+-- The first row of one rank that may not store all values, by a line from the probe to the longest: where this computes again, it needs about
+-- the most memory.
+local function first_slowed(d, rows)
+  local lengths, short, longest = d.groups[1].lengths, d.probe:room(), nil
+  longest = select(3, rows[#lengths].program:room())
+  for r, tokens in ipairs(lengths) do
+    if short + (tokens - d.most) / (lengths[#lengths] - d.most) * (longest - short) > SURELY then return rows[r] end
   end
-  return longest
 end
 
----The rows that a check without documents plans of large programs: that by which a step is stated, and those that need about the most
----memory, once the longest is made. What the others hold beside them is not counted: a step is predicted up to an eighth too short where
----memory hardly suffices. nil: all rows.
+---The FLOPs of a check's microbatches, by rows as long as one of `accum`, each one document: longer rows would have more attention.
+---@return number
+function dynamic.flops(o, rows)
+  local d, row = o.dynamic, stated_row(o.dynamic, rows)
+  if d.probe_flops then return d.probe_flops * times_of(o, { tokens = d.most }) end
+  if row.program and d.slots == 0 then return row.program:plan().flops * times_of(o, row) end
+  local lead = dynamic.lead(o, rows)
+  local plan = lead.program:plan()
+  return (plan.flops - (1 - d.most / lead.tokens) * plan.attention_flops) * times_of(o, lead)
+end
+
+---The rows that a check plans of large programs, once the longest is made: those that need about the most memory, and where documents are
+---placed also those whose times give the others'. What the others hold beside them is not counted: a step is predicted up to an eighth too
+---short where memory hardly suffices. nil: all rows.
 ---@return table<table, boolean>?
 function dynamic.decisive(o, rows)
   local d, lead = o.dynamic, dynamic.lead(o, rows)
-  if not d.large then return nil end
-  local decisive = { [lead] = true, [stated_row(d, rows)] = true, [rows[#rows]] = true }
-  local stored = d.probe and select(2, lead.program:room()) > 1 and longest_stored(d, rows)
-  if stored then decisive[stored] = true end
+  if not (d.large and d.checked) then return nil end
+  local decisive = { [rows[#rows]] = true }
+  local slowed = d.probe and select(2, lead.program:room()) > 1 and first_slowed(d, rows)
+  if slowed then decisive[slowed] = true end
+  for i, row in ipairs(d.places and rows or {}) do
+    local before, following = rows[i - 1], rows[i + 1]
+    if not before or before.group < row.group or not following or following.group > row.group then decisive[row] = true end
+  end
+  for row in pairs(decisive) do row.o.estimate = d.slots == 0 and row ~= lead end
+  decisive[lead] = true
   return decisive
+end
+
+---Whether some rows have no program.
+function dynamic.partial(rows)
+  for _, row in ipairs(rows) do
+    if not row.program then return true end
+  end
+  return false
 end
 
 ---What mlua check says.
 function dynamic.describe(o, rows)
-  local sizes, made = {}, 0
+  local sizes, made, estimated = {}, 0, 0
   for i, group in ipairs(o.dynamic.groups) do sizes[i] = group.ranks end
-  for _, row in ipairs(rows) do made = made + (row.program and 1 or 0) end
+  for _, row in ipairs(rows) do
+    local whole = row.program and row.program:plan().peak_bytes
+    made = made + (whole and 1 or 0)
+    estimated = estimated + (row.program and not whole and 1 or 0)
+  end
   return ("placed on groups of %s of %d ranks, in rows of up to %d tokens a rank%s: %d programs%s"):format(
     table.concat(sizes, ", "), o.dynamic.ranks, o.dynamic.longest, o.dynamic.tokens and (", up to %d of a sequence"):format(o.dynamic.tokens) or "", #rows,
-    made < #rows and (", %d of them planned here"):format(made) or "")
+    made < #rows and (", %d of them planned here, %d estimated"):format(made, estimated) or "")
 end
 
 ---Of `nodes` in a window's forward pass.
 function dynamic.note_nodes(o, nodes) o.dynamic.large = nodes >= LARGE end
+
+---Nothing runs. `places`: the first steps' documents are placed, by the costs of all rows.
+function dynamic.note_check(o, places) o.dynamic.checked, o.dynamic.places = true, places end
+
+---Of how many tokens documents are where none are at hand: as dynamic.flops has it.
+---@return integer
+function dynamic.assumed_tokens(o) return o.dynamic.most end
 
 ---The options of evaluation: a window on the largest groups.
 function dynamic.window(o)
@@ -425,14 +473,8 @@ end
 ---of `gpu`.
 function dynamic.costs(o, rows, gpu)
   local d = o.dynamic
-  local costs = { ranks = d.ranks, most = d.tokens or 0, groups = {}, batch = d.batch, slots = d.slots, together = d.together, rank = core.options().rank // m.context_groups().inner % d.ranks }
-  for _, row in ipairs(rows) do
-    local group = costs.groups[row.group] or { ranks = row.ranks, rows = {} }
-    local seconds, attention = row.program:cost(gpu)
-    costs.groups[row.group] = group
-    group.rows[row.row] = { tokens = row.tokens, rows = row.rows, seconds = seconds, attention = attention }
-  end
-  return costs
+  local rank = core.options().rank // m.context_groups().inner % d.ranks
+  return { ranks = d.ranks, most = d.tokens or 0, groups = dynamic_costs.groups(rows, gpu), batch = d.batch, slots = d.slots, together = d.together, rank = rank }
 end
 
 ---The rows by group and place in it.

@@ -2,6 +2,7 @@
 -- them, where the data that the script names are at hand. Nothing is tokenized for it.
 local core = require "mlua.core"
 local dynamic = require "mlua.dynamic"
+local dynamic_costs = require "mlua.dynamic_costs"
 
 local packed_rows = {}
 
@@ -46,16 +47,18 @@ end
 -- The microbatches of the rank that takes longest, by the placement of the first steps' documents.
 local function placed(o, corpus, rows)
   local placement, by, runs, counts = core.placement(dynamic.costs(o, rows)), dynamic.by_place(rows), {}, {}
+  local planned = dynamic_costs.planned(rows)
   local steps, to = math.max(1, math.min(STEPS, MOST // o.step_tokens)), hosts(o.batch.size, o)
   for step = 0, steps - 1 do
     if not fill(o, corpus, to, step) then return nil end
     counts[#counts + 1] = core.count_sequences(to.documents)
     local _, facts = placement:plan(to.documents)
     for _, microbatch in ipairs((placement:plan(to.documents, facts.busiest_rank))) do
-      local row = by[microbatch.group][microbatch.row]
-      local own = hosts(row.o.batch.size, row.o)
-      placement:fill(microbatch.at, to, own)
-      runs[#runs + 1] = { program = row.program, documents = own.documents, times = 1 / steps }
+      dynamic_costs.add_runs(runs, planned, by[microbatch.group][microbatch.row], 1 / steps, function(shape)
+        local own = hosts(shape.o.batch.size, shape.o)
+        placement:fill(microbatch.at, to, own)
+        return own.documents
+      end)
     end
   end
   return runs, counts, o.step_tokens
@@ -81,6 +84,10 @@ function packed_rows.read(o, stated, rows)
     runs, counts, tokens = placed(o, corpus, rows)
   elseif corpus then
     runs, counts, tokens = windows(o, corpus, stated)
+  end
+  if not runs and rows then
+    local tokens = dynamic.assumed_tokens(o)
+    return { { program = stated, documents = core.host("i32", 1, tokens) } }, ("documents of %d tokens: no data at hand"):format(tokens)
   end
   if not runs then return nil, "each row one document: no data at hand" end
   local sum = 0

@@ -103,7 +103,8 @@ function m.train(options)
   end
   local step_program, micro, finish, rows, runner
   if o.dynamic then
-    rows, finish = step_of.dynamic_step(o, mode == "check" and not packed_rows.places(o))
+    if mode == "check" then dynamic.note_check(o, packed_rows.places(o)) end
+    rows, finish = step_of.dynamic_step(o)
     micro = dynamic.lead(o, rows).program
   elseif o.accum == 1 then
     step_program = m.step_program(o)
@@ -124,7 +125,7 @@ function m.train(options)
     if rows then stated:microbatches(parts) end
     known.note_training(o)
     local runs, lengths = packed_rows.read(o, stated, rows)
-    core.report(all, { runs = runs, lengths = lengths, tokens = o.step_tokens, samples = not o.seq, accum = times, step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o, rows) })
+    core.report(all, { runs = runs, lengths = lengths, tokens = o.step_tokens, samples = not o.seq, accum = times, flops = rows and dynamic.flops(o, rows), partial = rows and dynamic.partial(rows), step = #programs, kept = kept.report(o.model, o.seq, whole), groups = o.dynamic and dynamic.describe(o, rows) })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

@@ -243,7 +243,7 @@ local function accumulate(o, shape, name, lead)
     o.results = results
   end, token_inputs(shape, { step = { dtype = "i64" }, micro = not o.dynamic and { dtype = "i64" } or nil, first = { dtype = "bool" } }), {
     name = name, training = true, microbatches = o.dynamic and (o.dynamic.most_slots or 2) or o.accum, group = shape.group,
-    mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil, plan_only = shape.plan_only,
+    mixed = o.dynamic and o.dynamic.most_slots and (lead or true) or nil, plan_only = shape.plan_only, estimate = shape.estimate,
   })
   local function compile_finish(programs) return m.compile(function(feeds)
     local gradients = {}
@@ -289,13 +289,14 @@ local function check_window(o)
   dynamic.check_lengths(o, sums, packing.last.apart, function() return traced_window(dynamic.longer(o)) end)
 end
 
--- Under cp = "dynamic": the rows, each with the program of its microbatches; and the program that applies. `few`: a check without
--- documents, in which only some rows of large programs have one.
-function step.dynamic_step(o, few)
+-- Under cp = "dynamic": the rows, each with the program of its microbatches, in a check of large programs only some; and the program
+-- that applies.
+function step.dynamic_step(o)
   check_window(o)
+  local made = {}
   local function make(row, lead)
     local finish
-    row.program, finish = dynamic.planned(o, row)
+    row.program, finish = dynamic.planned(o, row, made)
     if row.program then return row.program, finish end
     row.program, finish = accumulate(o, row.o, ("microbatch of %s%d x %d"):format(row.rows > 1 and row.rows .. " rows of " or "", row.ranks, row.tokens), lead)
     return row.program, finish
@@ -304,9 +305,13 @@ function step.dynamic_step(o, few)
     local rows, programs = dynamic.rows(o), {}
     local first = dynamic.lead(o, rows)
     local _, finish = make(first)
-    local decisive = few and dynamic.decisive(o, rows)
+    made = { first.program }
+    local decisive = dynamic.decisive(o, rows)
     for _, row in ipairs(rows) do
-      if row ~= first and (not decisive or decisive[row]) then _, finish = make(row, first.program) end
+      if row ~= first and (not decisive or decisive[row]) then
+        _, finish = make(row, first.program)
+        made[#made + 1] = row.program
+      end
     end
     for _, row in ipairs(rows) do programs[#programs + 1] = row.program end
     return rows, finish(programs)

@@ -42,11 +42,13 @@ static void *zeroed(size_t bytes) {
     return block ? memset(block, 0, bytes) : NULL;
 }
 
-void *ml_alloc(size_t bytes) {
-    if (fails_now()) return NULL;
-    void *block = zeroed(bytes ? bytes : 1);
+static void *counted(void *block) {
     if (block) atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     return block;
+}
+
+void *ml_alloc(size_t bytes) {
+    return fails_now() ? NULL : counted(zeroed(bytes ? bytes : 1));
 }
 
 void *ml_realloc(void *block, size_t old_bytes, size_t bytes) {
@@ -79,7 +81,8 @@ int64_t ml_live_blocks(void) {
     return atomic_load(&live);
 }
 
-/* An arena is a chain of chunks, the newest first; each chunk's bytes follow its header. */
+/* An arena is a chain of chunks, the newest first; each chunk's bytes follow its header. What is
+ * allocated is zeroed then, when it is about to be written, and not a chunk at once. */
 typedef struct chunk {
     struct chunk *older;
     size_t used, capacity;
@@ -117,22 +120,26 @@ void ml_arena_reset(ml_arena *arena) {
         ml_free(at);
         at = older;
     }
-    memset(newest->bytes, 0, newest->used);
     newest->used = 0;
     newest->older = NULL;
 }
 
 static chunk *chunk_new(size_t capacity) {
-    chunk *fresh = ml_alloc(sizeof(chunk) + capacity);
+    chunk *fresh = fails_now() ? NULL : counted(malloc(sizeof(chunk) + capacity));
     if (!fresh) ml_raise(ML_NO_MEMORY, "out of memory: could not get %zu bytes", capacity);
-    fresh->capacity = capacity;
+    *fresh = (chunk){.capacity = capacity};
     return fresh;
 }
 
-void *ml_arena_alloc(ml_arena *arena, size_t bytes) {
+static size_t rounded(size_t bytes) {
     if (bytes > SIZE_MAX / 2)
         ml_raise(ML_NO_MEMORY, "out of memory: could not get %zu bytes", bytes);
-    bytes = bytes ? (bytes + 15) & ~(size_t)15 : 16;
+    return bytes ? (bytes + 15) & ~(size_t)15 : 16;
+}
+
+/* Not zeroed. */
+static void *arena_take(ml_arena *arena, size_t bytes) {
+    bytes = rounded(bytes);
     chunk *newest = arena->newest;
     if (newest && newest->capacity - newest->used >= bytes) {
         newest->used += bytes;
@@ -153,9 +160,14 @@ void *ml_arena_alloc(ml_arena *arena, size_t bytes) {
     return fresh->bytes;
 }
 
+void *ml_arena_alloc(ml_arena *arena, size_t bytes) {
+    return memset(arena_take(arena, bytes), 0, rounded(bytes));
+}
+
 char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count) {
-    char *copy = ml_arena_alloc(arena, count + 1);
+    char *copy = arena_take(arena, count + 1);
     if (count) memcpy(copy, bytes, count);
+    copy[count] = '\0';
     return copy;
 }
 
@@ -170,8 +182,7 @@ char *ml_arena_format(ml_arena *arena, const char *format, ...) {
     char *rest = room ? newest->bytes + newest->used : NULL;
     size_t length = (size_t)vsnprintf(rest, room, format, arguments);
     va_end(arguments);
-    if (length >= room && room) memset(rest, 0, room);
-    char *text = ml_arena_alloc(arena, length + 1);
+    char *text = arena_take(arena, length + 1);
     if (text != rest) vsnprintf(text, length + 1, format, again);
     va_end(again);
     return text;
@@ -180,9 +191,11 @@ char *ml_arena_format(ml_arena *arena, const char *format, ...) {
 void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity, size_t size) {
     if (*capacity > UINT32_MAX / 2) ml_raise(ML_NO_MEMORY, "an array has too many elements");
     uint32_t larger = *capacity ? *capacity * 2 : 8;
-    char *moved = ml_arena_alloc(arena, size * larger), *elements;
+    const size_t used = size * *count;
+    char *moved = arena_take(arena, size * larger), *elements;
     memcpy(&elements, at, sizeof elements); /* `at` points to a pointer of some type */
-    if (*count) memcpy(moved, elements, size * *count);
+    if (used) memcpy(moved, elements, used);
+    memset(moved + used, 0, size * larger - used);
     memcpy(at, &moved, sizeof moved);
     *capacity = larger;
     return moved + size * (*count)++;

@@ -149,10 +149,11 @@ static void plan_body(void *context) {
         input.roots = &again;
     }
     ml_compile(&input, &p->plan);
-    const ml_beside beside = find_beside(p->input.beside_context, p->plan);
-    p->needed = p->plan->peak_bytes + beside.bytes + beside.later;
-    if (p->plan->estimated_bytes > 0) p->needed = p->plan->estimated_bytes;
-    p->plan->needed_bytes = p->needed;
+    if (p->plan->fewer == NULL) {
+        const ml_beside beside = find_beside(p->input.beside_context, p->plan);
+        p->plan->needed_bytes = p->plan->peak_bytes + beside.bytes + beside.later;
+    }
+    p->needed = p->plan->needed_bytes;
 }
 
 /* On one rank of several, the plan of its pipeline stages. */

@@ -248,7 +248,8 @@ typedef struct {
     int kept;         /* the last outputs, which stay where the sharding rule puts them (stage.h) */
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
     bool often;       /* it runs many times before anything sets what it reads */
-    bool any_plan;    /* that fits in memory will do: it is not run */
+    bool any_plan;    /* it is not run: the first plan that fits will do, or an estimate of it */
+    bool estimate;    /* it is not run: an estimate of its best plan will do (ml_plan's `fewer`) */
     bool mixed;       /* microbatches of other programs are of the same steps, whose number varies:
                          `microbatches` are the most */
     bool step;        /* of a recurrence: PARAM nodes are its leaves (recurrence.h) */

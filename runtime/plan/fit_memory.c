@@ -371,21 +371,28 @@ static bool overlap_fits(search *s) {
     return fits(s, &size);
 }
 
+/* Whether what estimates lead to is to be accepted: it fits, and none with overlap does where it
+ * has none; `compile`: to be sure, one with overlap may be compiled. */
+static bool is_best(search *s, const plan_choice *first, bool compile) {
+    return s->found && (!first->overlap || s->best.overlap || (compile && !overlap_fits(s)));
+}
+
 /* The choice that estimates lead to, compiled; where it turns out to need more than estimated,
- * another one, of the same estimates or of more of them. Whether it fits, and none with overlap
- * does where it has none. */
-static bool compile_estimated(const plan_fit *fit, const plan_choice *first) {
+ * another one, of the same estimates or of more of them. `estimated`: the last estimate is of the
+ * choice that they lead to. Whether it is accepted. */
+static bool compile_estimated(const plan_fit *fit, const plan_choice *first, bool estimated) {
     enum { TRIES = 4 };
     search s = {.fit = fit, .attempt = fit->estimate, .ratio = 1, .best_size = {.peak = INT64_MAX}};
     find(&s, first);
-    if (fit->any) {
+    if (estimated) {
+        if (!fit->any && !is_best(&s, first, false)) return false;
         if (!plan_choice_same(&s.last, &s.best)) fit->estimate(fit->context, &s.best, &s.size);
         return true;
     }
     double ratio = 1; /* of what is needed to what is estimated */
     for (int i = 0; i < TRIES; i++) {
         plan_size size;
-        if (!s.found || (first->overlap && !s.best.overlap && overlap_fits(&s))) return false;
+        if (!is_best(&s, first, true)) return false;
         fit->attempt(fit->context, &s.best, &size);
         s.size.moments = size.moments;
         if (fits(&s, &size)) return true;
@@ -399,9 +406,11 @@ static bool compile_estimated(const plan_fit *fit, const plan_choice *first) {
     return false;
 }
 
-void plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
+bool plan_fit_memory(const plan_fit *fit, const plan_choice *first) {
     search s = {.fit = fit, .attempt = fit->attempt, .best_size = {.peak = INT64_MAX}};
-    if (fit->estimate != NULL && compile_estimated(fit, first)) return;
+    const bool estimated = fit->any || fit->estimated;
+    if (fit->estimate != NULL && compile_estimated(fit, first, estimated)) return estimated;
     find(&s, first);
     if (!plan_choice_same(&s.last, &s.best)) fit->attempt(fit->context, &s.best, &s.size);
+    return false;
 }

@@ -55,6 +55,7 @@ typedef struct {
     int64_t limit;    /* bytes */
     bool offloads;    /* values may be copied to host memory */
     bool any;         /* no attempt follows one that fits */
+    bool estimated;   /* an estimate will do */
     double host_rate; /* bytes a second of such copies, each way; 0: seconds of attempts do not say
                          what waiting for one adds */
     /* NULL, or as `attempt` in a small part of the time and without a plan: what one would need,
@@ -64,8 +65,8 @@ typedef struct {
 
 bool plan_choice_same(const plan_choice *a, const plan_choice *b);
 /* The last attempt is `first` if it fits, else the fastest that was found to fit, else the
- * smallest. Where any plan will do and there are estimates, they are all: the last one fits, or
- * none does. */
-void plan_fit_memory(const plan_fit *fit, const plan_choice *first);
+ * smallest. True: there is none, and the same is so of the last estimate, where there are estimates
+ * and one will do, or any plan. */
+bool plan_fit_memory(const plan_fit *fit, const plan_choice *first);
 
 #endif

@@ -79,7 +79,12 @@ struct ml_plan {
      * states beside these and of the arena. */
     int64_t update_states, update_arena;
     int64_t needed_bytes;  /* of the rank: with what was beside the plan and what is made later */
-    int64_t estimated_bytes; /* the same of a plan that few layers stand for; 0: of no such plan */
+    /* Of a program of many layers, an estimate (compile_few.h): this is the plan of one with few of
+     * them, `fewer` that of one with fewer yet, and what grows with layers is this plan's and
+     * `beyond` times the difference of both. Needed bytes, temporaries, work, what is copied to the
+     * host and `update_` are of all layers. NULL: this is no estimate. */
+    ml_plan *fewer;
+    double beyond;
     int64_t update_inputs; /* of these states, room for inputs of programs of other groups */
     /* Temporaries that are copied to host memory and back (optimize/offload.c): that memory, the
      * bytes that are copied each way, what that adds to computation by the planner's machine, and
@@ -87,6 +92,7 @@ struct ml_plan {
     int64_t host_bytes, offloaded_bytes, reach_bytes;
     double copy_seconds;
     double slowed; /* predicted seconds, by those of a plan that keeps all values */
+    int64_t kept_bytes; /* needed_bytes of such a plan */
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                   /* states + arena + library + buffers + inputs */

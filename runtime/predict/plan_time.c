@@ -393,6 +393,11 @@ static void predict_in_scratch(const predict_basis *by, const ml_plan *plan, voi
     ml_status status = ml_protect(body, &call);
     ml_arena_free(call.scratch);
     if (status != ML_OK) ml_raise_last();
+    if (plan->fewer == NULL) return;
+    ml_prediction few = *out, fewer;
+    predict_in_scratch(by, plan->fewer, body, &fewer);
+    predict_add(out, &few, plan->beyond);
+    predict_add(out, &fewer, -plan->beyond);
 }
 
 void predict_plan(const predict_basis *by, const ml_plan *plan, ml_prediction *out) {

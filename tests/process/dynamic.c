@@ -267,14 +267,14 @@ PROCESS_TEST(dynamic_context_rows_by_memory) {
     CHECK(least >= 1280 && least < 3072);
 }
 
-/* Of a program of many nodes a check without documents plans the rows that decide alone: one more
- * where the longest does not store all values. Rows are as long as memory allows. */
+/* Of a program of many nodes a check without documents plans the longest row alone, and estimates
+ * another one where that does not store all values. Rows are as long as memory allows. */
 PROCESS_TEST(dynamic_context_of_many_layers) {
     static const struct {
         const char *memory, *planned;
         int longest;
-    } cases[] = {{"140GiB", "24 programs, 2 of them planned here", 18432},
-                 {"10GiB", "24 programs, 3 of them planned here", 9216}};
+    } cases[] = {{"140GiB", "24 programs, 1 of them planned here, 0 estimated", 18432},
+                 {"10GiB", "24 programs, 1 of them planned here, 1 estimated", 9216}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         process_result r = process_run(
             room, 0, "",
@@ -285,6 +285,30 @@ PROCESS_TEST(dynamic_context_of_many_layers) {
         process_expect(&r, cases[i].planned);
         CHECK_EQ_INT((int)process_number(r.output, "in rows of up to "), cases[i].longest);
     }
+}
+
+/* Documents of such a program are placed by estimates of some rows, between which the others' times
+ * are: about as by plans of these rows. */
+PROCESS_TEST(dynamic_context_of_many_layers_and_documents) {
+    double seconds[2], bytes[2];
+    process_shell(room, 0,
+                  "$MLUA run $ROOT/tests/dynamic_lengths.lua most=2048 each=1024 --device cpu");
+    for (int fold = 0; fold < 2; fold++) {
+        process_result r = process_run(
+            room, 0, fold ? "MLUA_FOLD=1" : "MLUA_FOLD=0",
+            "check --json --device h200 \"$ROOT/models/llama.lua\" layers=520 embed=64 heads=1 "
+            "kv_heads=1 ffn=128 vocab=32000 data=all.bin pack=document batch=32 seq=2048 accum=4 "
+            "--mesh dp=4 --layout cp=dynamic,cp_tokens=1024 --memory 9GiB");
+        process_expect(&r, fold ? ": 31 programs, 1 of them planned here, 4 estimated\""
+                                : ": 31 programs, 5 of them planned here, 0 estimated\"");
+        process_expect(&r, "\"documents\":\"documents of ");
+        seconds[fold] = process_number(r.output, "\"predicted\":{\"seconds\":");
+        bytes[fold] = process_number(r.output, "\"peak_bytes\":");
+    }
+    EXPECT(fabs(seconds[1] - seconds[0]) < 0.03 * seconds[0] &&
+               fabs(bytes[1] - bytes[0]) < 0.02 * bytes[0],
+           "%.4f s in %.0f bytes, by plans %.4f s in %.0f", seconds[1], bytes[1], seconds[0],
+           bytes[0]);
 }
 
 static void expect_program(const process_result *explained, const char *rows, int tokens) {

@@ -1,5 +1,6 @@
 /* 1,000 layers on 10,000 ranks, whatever is split over which ranks: planned in 1 GiB, and in 5 s of
  * processor time (2.6 to 4.7 s on 27 November 2026, on a machine with a load of 10). */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,15 @@ static const scale_case short_cases[] = {
     {"llama.lua", SHORT " batch=20000 seq=16384 --mesh dp=1250,cp=8"},
     {"llama.lua", SHORT " batch=640000 accum=64 --mesh dp=1250,pp=8"},
     {"llama.lua", "pack=document accum=8 --mesh dp=10000 --layout cp=dynamic" SHORT},
+    {"llama.lua", "pack=document accum=8 --mesh dp=10000 --layout cp=dynamic,cp_tokens=2048" SHORT
+                  " batch=10000 seq=16384"},
+    {"llama.lua",
+     "pack=document accum=64 --mesh dp=1250,pp=8 --layout cp=dynamic" SHORT " batch=640000"},
+    {"llama.lua",
+     "pack=document accum=8 --mesh dp=64 --layout cp=dynamic layout=fsdp" SHORT " batch=512"},
+    /* Documents are placed, by the times of all rows. */
+    {"llama.lua", "pack=document accum=4 --mesh dp=8 --layout cp=dynamic data=all.bin" SHORT
+                  " batch=16 seq=4096"},
 };
 
 static void plan_cases(process_room *room, const scale_case *list, size_t count) {
@@ -54,6 +64,8 @@ static void plan_cases(process_room *room, const scale_case *list, size_t count)
 }
 
 static void plan_at_scale(process_room *room) {
+    process_shell(room, 0,
+                  "$MLUA run $ROOT/tests/dynamic_lengths.lua most=4096 each=2048 --device cpu");
     plan_cases(room, cases, sizeof cases / sizeof *cases);
     plan_cases(room, short_cases, sizeof short_cases / sizeof *short_cases);
 }
@@ -99,6 +111,52 @@ PROCESS_TEST(estimates_find_what_attempts_find) {
         EXPECT(seconds[1] < 1.02 * seconds[0] && bytes[1] <= strtod(list[i].memory, NULL) * 0x1p30,
                "%s: %.4f s in %.2f GiB, %.4f s in %.2f GiB", list[i].arguments, seconds[1],
                bytes[1] / 0x1p30, seconds[0], bytes[0] / 0x1p30);
+    }
+}
+
+/* What an estimate says of a program is near what its plan says: time, that of attention, memory,
+ * how much longer than with all values stored, and work, in a budget that needs recomputation too.
+ */
+PROCESS_TEST(estimates_are_near_plans) {
+    static const char *const settings[] = {"--mesh dp=4,tp=2", "--mesh dp=8 --memory 4GiB"};
+    process_write(
+        room, "both.lua",
+        "local core = require 'mlua.core'\n"
+        "local program = core.program\n"
+        "core.program = function(o)\n"
+        "  if o.name ~= 'microbatch' then return program(o) end\n"
+        "  o.plan_only = true\n"
+        "  local both = { program(o), nil }\n"
+        "  o.estimate = true\n"
+        "  both[2] = program(o)\n"
+        "  o.plan_only, o.estimate = nil, nil\n"
+        "  local file = io.open('both', 'w')\n"
+        "  for i, p in ipairs(both) do\n"
+        "    local seconds, attention, fits = p:cost 'h200'\n"
+        "    local share, slowed = p:room()\n"
+        "    assert(fits and (p:plan().peak_bytes == nil) == (i == 2))\n"
+        "    file:write(('%.9g %.9g %.9g %.9g %.9g\\n'):format(seconds, attention, share, slowed,"
+        " p:plan().flops))\n"
+        "  end\n"
+        "  file:close()\n"
+        "  return program(o)\n"
+        "end\n"
+        "dofile(os.getenv 'ROOT' .. '/models/llama.lua')\n");
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        enum { FIGURES = 5 };
+        double plan[FIGURES], estimate[FIGURES];
+        process_run(room, 0, "",
+                    "check --device h200 both.lua layers=300 embed=256 heads=4 ffn=512 vocab=1024 "
+                    "pack=document "
+                    "batch=32 seq=1024 accum=2 %s",
+                    settings[i]);
+        process_result both = process_shell(room, 0, "cat both");
+        char *text = (char *)both.output;
+        for (int k = 0; k < FIGURES; k++) plan[k] = strtod(text, &text);
+        for (int k = 0; k < FIGURES; k++) estimate[k] = strtod(text, &text);
+        for (int k = 0; k < FIGURES; k++)
+            EXPECT(plan[k] > 0 && fabs(estimate[k] - plan[k]) < 0.04 * plan[k == 1 ? 0 : k],
+                   "%s: figure %d: %g, of the plan %g", settings[i], k, estimate[k], plan[k]);
     }
 }
 

@@ -194,10 +194,15 @@ static int placement_fill(lua_State *L) {
     }
     if (at >= 0 &&
         (p->plan.tokens != windows * from.length ||
-         ml_placement_rows(&p->costs, m->group, m->row) != rows ||
-         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens != to.length))
-        vm_fail(L, NULL, "the rows are not those of the placement");
-    ml_placement_fill(&p->plan, m, &from, rows, &to);
+         ml_placement_rows(&p->costs, m->group, m->row) > rows ||
+         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens > to.length))
+        vm_fail(L, NULL, "the rows are fewer, or shorter, than those of the placement");
+    const int64_t own = m ? ml_placement_rows(&p->costs, m->group, m->row) : 0;
+    if (m) ml_placement_fill(&p->plan, m, &from, own, &to);
+    const ml_token_rows rest = {to.tokens + own * to.length, to.targets + own * to.length,
+                                to.documents + own * to.length, to.positions + own * to.length,
+                                to.length};
+    ml_placement_fill(&p->plan, NULL, &from, rows - own, &rest);
     return 0;
 }
 
@@ -344,7 +349,8 @@ static const vm_entry methods[] = {
      "and row in the costs, and `at` for fill; and the seconds of the busiest rank and the mean, "
      "tokens, and those with what fills rows up"},
     {"fill", placement_fill, "at: integer, from: table<string, Host>, to: table<string, Host>",
-     "write a microbatch's rows: tokens, targets, documents and positions; below 0: filling alone"},
+     "write a microbatch's rows: tokens, targets, documents and positions; what is longer, or more "
+     "rows, is filling; below 0: filling alone"},
     {"window", placement_window, "row: integer, from: table<string, Host>, to: table<string, Host>",
      "copy rows of a step as they are, as many as a microbatch has"},
     {0}};

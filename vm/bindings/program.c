@@ -280,21 +280,24 @@ static void refuse_applied(lua_State *L, int index) {
             luaL_typename(L, index));
 }
 
-/* Of the programs in the list on top of the stack, which becomes a block of their plans. */
+/* Of the programs in the list on top of the stack, which becomes a block of their plans. Estimates
+ * are left out: they have sums of some of the layers alone. */
 static ml_plan_list read_applied(lua_State *L) {
     const int list = lua_gettop(L);
     if (!lua_istable(L, list)) refuse_applied(L, list);
     const int64_t count = vm_table_length(L, list);
     const ml_plan **at = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *at, 0);
+    int applied = 0;
     for (int64_t i = 0; i < count; i++) {
         lua_rawgeti(L, list, i + 1);
         const vm_program *of = vm_to_program(L, -1);
         if (!of) refuse_applied(L, -1);
-        at[i] = vm_program_plan(of);
+        at[applied] = vm_program_plan(of);
+        applied += at[applied]->fewer == NULL;
         lua_pop(L, 1);
     }
     lua_replace(L, list);
-    return (ml_plan_list){at, (int)count};
+    return (ml_plan_list){at, applied};
 }
 
 /* The program is at position 2, and its lead may be at 3. */
@@ -312,6 +315,8 @@ static bool plans_alone(const ml_vm *vm) {
 /* The options are at position 1. */
 static void plan_or_make(lua_State *L, vm_program *p) {
     const ml_vm *vm = vm_of(L);
+    if (vm_option(L, 1, "estimate")) p->roots.estimate = lua_toboolean(L, -1) && plans_alone(vm);
+    lua_settop(L, 2);
     if (vm_option(L, 1, "plan_only") && lua_toboolean(L, -1)) {
         p->roots.any_plan =
             lua_type(L, -1) == LUA_TSTRING && strcmp(lua_tostring(L, -1), "any") == 0;
@@ -324,9 +329,9 @@ static void plan_or_make(lua_State *L, vm_program *p) {
 }
 
 static int core_program(lua_State *L) {
-    static const char *const known[] = {"name",         "inputs",    "outputs", "updates",
-                                        "microbatches", "often",     "group",   "mixed",
-                                        "applies",      "plan_only", NULL};
+    static const char *const known[] = {"name",         "inputs",    "outputs",  "updates",
+                                        "microbatches", "often",     "group",    "mixed",
+                                        "applies",      "plan_only", "estimate", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -534,8 +539,7 @@ static int program_call(lua_State *L) {
 static int program_list(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_vm *vm = vm_of(L);
-    const bool estimated = p->plan && p->plan->estimated_bytes > 0;
-    const bool listed = plans_alone(vm) && !vm->options->explain && !estimated;
+    const bool listed = plans_alone(vm) && !vm->options->explain;
     if (listed) {
         vm_check(L, ml_session_show(p->plan));
         list_planned(L, 1);
@@ -592,7 +596,7 @@ static const vm_entry functions[] = {
     {"program", core_program,
      "options: {name: string, inputs: Tensor[], outputs: "
      "table<string, Tensor>, updates: table, applies: Program[], group: integer, "
-     "mixed: boolean|Program, plan_only: boolean|string} -> Program",
+     "mixed: boolean|Program, plan_only: boolean|string, estimate: boolean} -> Program",
      "compile outputs and updates of states into a program"},
     {0}};
 static const vm_entry methods[] = {
@@ -611,12 +615,13 @@ static const vm_entry methods[] = {
      "attention, by the table of an H100 or of `gpu`, and whether it fits in memory with what does "
      "its steps again: to compare programs. Of an update behind its last microbatch, beside which "
      "sums may be added up, also the seconds of what the next one's parameter cache takes"},
-    {"room", program_room, "times?: number -> number, number",
+    {"room", program_room, "times?: number -> number, number, number",
      "the share of its device's memory that a rank needs, with temporaries `times` as large (0: no "
-     "limit is known), and how many times as long as with all values stored its run is predicted"},
+     "limit is known), how many times as long as with all values stored its run is predicted, and "
+     "the share with all values stored"},
     {"list", program_list, "-> boolean",
      "make a program that was planned alone one of the script's; false where that takes making it "
-     "anew: in a run, to explain how it is planned, and after an estimate"},
+     "anew: in a run, and to explain how it is planned"},
     {"microbatches", program_microbatches, "count: integer",
      "how many the next steps have, each of a program of these `mixed` ones"},
     {"name", program_name, "-> string?", "the name"},

@@ -21,14 +21,27 @@ static void push_idle(lua_State *L, const ml_plan *plan) {
         }
 }
 
+/* The part of the work that is attention's. */
+static double attention_share(const ml_plan *plan) {
+    double attention = 0, all = 0;
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++) {
+            const ml_step *step = &s->steps.at[i];
+            all += step->flops;
+            attention += step->kind == ML_STEP_ATTENTION ? step->flops : 0;
+        }
+    }
+    return all > 0 ? attention / all : 0;
+}
+
 int program_plan(lua_State *L) {
     const vm_program *p = luaL_checkudata(L, 1, vm_program_class);
     const ml_plan *plan = vm_program_plan(p);
-    if (plan->estimated_bytes > 0)
-        vm_fail(L, "plan_only = true",
-                "the program was planned with plan_only=\"any\": it has no plan");
     lua_newtable(L);
     vm_set_number(L, "flops", plan->flops);
+    if (plan->fewer != NULL) return 1;
+    vm_set_number(L, "attention_flops", plan->flops * attention_share(plan));
     vm_set_integer(L, "peak_bytes", plan->peak_bytes);
     vm_set_integer(L, "arena_bytes", plan->arena_bytes);
     vm_set_integer(L, "stages", plan->pipeline ? plan->pipeline->count : 1);
@@ -90,13 +103,6 @@ int program_cost(lua_State *L) {
                       .rates = ml_rates_of(gpu)};
     if (!call.rates) vm_fail(L, "h100, h200, a100 or b200", "there are no rates of \"%s\"", gpu);
     const vm_program *microbatch = vm_to_program(L, 3);
-    if (call.plan->estimated_bytes > 0) { /* of few layers */
-        lua_pushnil(L);
-        lua_pushnil(L);
-        lua_pushboolean(L, fits(call.plan));
-        lua_pushnil(L);
-        return 4;
-    }
     call.microbatch = microbatch ? vm_program_plan(microbatch) : NULL;
     vm_protect(L, predict_cost, &call);
     double seconds = call.seconds, attention = call.attention;
@@ -114,5 +120,6 @@ int program_room(lua_State *L) {
     const double bytes = (double)plan->needed_bytes + (times - 1) * (double)plan->arena_bytes;
     lua_pushnumber(L, limit > 0 ? bytes / limit : 0);
     lua_pushnumber(L, plan->slowed);
-    return 2;
+    lua_pushnumber(L, limit > 0 ? (double)plan->kept_bytes / limit : 0);
+    return 3;
 }

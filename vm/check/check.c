@@ -27,9 +27,9 @@ typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
-    int64_t whole_bytes;                     /* of optimizer states that "flat" could not split */
-    double flops;                            /* of one step */
-    double busiest;                          /* ml_shard_balance */
+    int64_t whole_bytes; /* of optimizer states that "flat" could not split */
+    double flops;        /* of one step; at first those of its microbatches, where they are given */
+    double busiest;      /* ml_shard_balance */
     const ml_plan *largest;                  /* the program with the most temporaries */
     int64_t host_bytes, offloaded_bytes;     /* of all programs: pinned; copied in a run of each */
     const struct ml_pipeline_plan *pipeline; /* of the program that runs most often, if it is cut */
@@ -48,6 +48,7 @@ typedef struct {
     int64_t step_programs; /* the first ones; the others run between steps */
     vm_traffic between;    /* once each of these */
     const char *groups;    /* of cp = "dynamic", in words; NULL: none */
+    bool partial;          /* there are programs that the report has not */
     bool fits;
     int repeats; /* runs that overflow: 1 are done again; -1 no memory for all; 0 none may */
 } report;
@@ -279,7 +280,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
             traffic_add(&r->between, plan, 1);
             continue;
         }
-        r->flops += plan->flops * (i == 1 ? accum : 1);
+        if (i > 1 || r->flops == 0) r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
         if (i == 1) r->pipeline = plan->pipeline;
         for (int p = 0; p < plan->part_count; p++) {
@@ -428,9 +429,10 @@ static void print_work(lua_State *L, const report *r, double tokens) {
         printf("predicted step  not known: no table has the rates of %s; mlua doctor --bench "
                "measures this machine's\n",
                planned_device(vm_of(L)));
-    printf("steps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
+    printf("steps           %d kernels (%d to compile%s), %d matrix products, %d attention, %d "
            "copies\n",
-           r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
+           r->kernels, r->distinct, r->partial ? " of the programs planned here" : "", r->gemms,
+           r->attentions, r->copies);
     scans_print(&r->scans);
     precision_print(&r->products);
     if (r->kept) fputs(r->kept, stdout);
@@ -462,8 +464,9 @@ static void print_traffic(lua_State *L, const report *r) {
     traffic_print(L, &r->traffic, "in one step");
     if (r->step_programs < vm_table_length(L, 1))
         traffic_print(L, &r->between,
-                      r->groups ? "in one run of each other program of rows"
-                                : "in one run of what runs between steps (evaluation)");
+                      r->partial  ? "in one run of each other program of rows that is planned here"
+                      : r->groups ? "in one run of each other program of rows"
+                                  : "in one run of what runs between steps (evaluation)");
 }
 
 static void print_all_types(lua_State *L) {
@@ -590,9 +593,11 @@ static int core_report(lua_State *L) {
         if (vm_option(L, 2, "tokens")) tokens = lua_tonumber(L, -1);
         if (vm_option(L, 2, "samples")) r.samples = lua_toboolean(L, -1);
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
+        if (vm_option(L, 2, "flops")) r.flops = lua_tonumber(L, -1);
         if (vm_option(L, 2, "part")) r.part = (report_part)luaL_checkoption(L, -1, "all", parts);
         if (vm_option(L, 2, "kept")) r.kept = lua_tostring(L, -1); /* options have it */
         if (vm_option(L, 2, "groups")) r.groups = lua_tostring(L, -1);
+        if (vm_option(L, 2, "partial")) r.partial = lua_toboolean(L, -1);
         if (vm_option(L, 2, "typed")) r.typed = lua_toboolean(L, -1);
         lua_settop(L, 2);
     }
@@ -663,12 +668,14 @@ static const vm_entry functions[] = {
     {"rank_memory", core_rank_memory, "programs: Program[] -> table<string, integer>, boolean",
      "bytes by kind that a rank takes at its peak for all of these programs; whether they fit"},
     {"report", core_report,
-     "programs: Program[], options?: {parameters: State[], tokens: number, accum: number, step: "
-     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
-     "groups: string, runs: {program: Program, documents: Host, times?: number}[], lengths: "
+     "programs: Program[], options?: {parameters: State[], tokens: number, accum: number, flops: "
+     "number, step: integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean, kept: string, "
+     "groups: string, partial: boolean, runs: {program: Program, documents: Host|false, times?: "
+     "number}[], lengths: "
      "string}",
      "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
-     "device; the first `step` programs (default: all) make a step, the others run between steps"},
+     "device; the first `step` programs (default: all) make a step, the others run between steps; "
+     "the first runs `accum` times, of `flops` in all (default: its own)"},
     {0}};
 
 void vm_check_register(lua_State *L) {

@@ -38,6 +38,7 @@ typedef struct {
     predict_products *products;
     const ml_plan *plan, *microbatch;
     const vm_host *documents; /* NULL: each row is one */
+    bool none;                /* there are no documents */
     ml_arena *arena;
     ml_prediction one;
 } predict_call;
@@ -45,8 +46,9 @@ typedef struct {
 static void predict(void *argument) {
     predict_call *call = argument;
     const vm_host *h = call->documents;
-    ml_sequence_rows rows;
-    predict_basis by = {call->rates, h ? &rows : NULL, call->products, call->microbatch};
+    ml_sequence_rows rows = {0};
+    predict_basis by = {call->rates, h || call->none ? &rows : NULL, call->products,
+                        call->microbatch};
     if (h) ml_sequence_rows_read(call->arena, h->data, h->dims[0], h->dims[1], &rows);
     predict_plan(&by, call->plan, &call->one);
 }
@@ -64,7 +66,7 @@ static void add_call(lua_State *L, vm_predicted *p, predict_call *call, double t
     ml_arena_free(call->arena);
     vm_check(L, status);
     predict_add(&p->step, &call->one, times);
-    if (call->plan->roots.microbatches > 1) p->microbatch = call->plan;
+    if (call->plan->roots.microbatches > 1 && !call->plan->fewer) p->microbatch = call->plan;
 }
 
 void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double times) {
@@ -84,7 +86,9 @@ bool predicted_runs(lua_State *L, vm_predicted *p, double times) {
         lua_getfield(L, -3, "times");
         const vm_program *program = vm_to_program(L, -3);
         predict_call call = {.documents = vm_to_host(L, -2)};
-        if (!program || !call.documents) vm_fail(L, NULL, "a run is of a program and documents");
+        call.none = lua_isboolean(L, -2) && !lua_toboolean(L, -2);
+        if (!program || (!call.documents && !call.none))
+            vm_fail(L, NULL, "a run is of a program and documents");
         call.plan = vm_program_plan(program);
         add_call(L, p, &call, luaL_optnumber(L, -1, call.plan->pipeline ? 1 : times));
     }

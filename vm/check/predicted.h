@@ -23,7 +23,8 @@ bool predicted_rates(lua_State *L, int64_t ranks, vm_predicted *p);
 /* A program that runs `times` times a step. Raises. */
 void predicted_add(lua_State *L, vm_predicted *p, const ml_plan *plan, double times);
 /* Runs that the option `runs` of the table at index 2 lists: {program =, documents = a host array
- * of rows, times =}; without times as often as given, a pipeline once. Takes `lengths`, too.
+ * of rows, or false: none, so that attention takes no time; times =}; without times as often as
+ * given, a pipeline once. Takes `lengths`, too.
  * False: no runs are listed. Raises. */
 bool predicted_runs(lua_State *L, vm_predicted *p, double times);
 /* The next rebuild of the parameter cache, from `rebuild` on, that comes before the microbatches of

@@ -1,6 +1,7 @@
 /* What the ranks of a layout send one another, for `mlua check`. */
 #include "vm/check/traffic.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "runtime/passes/passes.h"
@@ -44,7 +45,7 @@ static int64_t add_bytes(int64_t sum, int64_t bytes, int64_t times) {
     return sum + bytes * times;
 }
 
-void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
+static void add_plan(vm_traffic *t, const ml_plan *plan, int64_t times) {
     t->layout = plan->layout;
     if (plan->layout == NULL) return;
     ml_division_add(&t->division, &plan->roots.division);
@@ -63,6 +64,43 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
                                    times, false});
         }
     }
+}
+
+/* That of a plan with few layers becomes that of all. */
+static void extend(vm_traffic *t, const vm_traffic *fewer, double beyond) {
+    for (int i = 0; i < t->layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            ml_traffic *all = &t->total[i][k];
+            const ml_traffic *part = &fewer->total[i][k];
+            const double bytes = (double)(all->bytes - part->bytes) * beyond;
+            all->count += llround((double)(all->count - part->count) * beyond);
+            all->bytes += (int64_t)fmin(bytes, (double)(((int64_t)1 << 62) - all->bytes));
+        }
+    for (int i = 0; i < t->count; i++) {
+        int64_t count = 0;
+        for (int j = 0; j < fewer->count; j++)
+            if (alike(&t->largest[i], &fewer->largest[j])) count += fewer->largest[j].count;
+        t->largest[i].count += llround((double)(t->largest[i].count - count) * beyond);
+    }
+}
+
+void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
+    if (plan->fewer == NULL || plan->layout == NULL) {
+        add_plan(t, plan, times);
+        return;
+    }
+    vm_traffic all = {0}, fewer = {0};
+    add_plan(&all, plan, times);
+    add_plan(&fewer, plan->fewer, times);
+    extend(&all, &fewer, plan->beyond);
+    t->layout = plan->layout;
+    ml_division_add(&t->division, &plan->roots.division);
+    for (int i = 0; i < t->layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            t->total[i][k].count += all.total[i][k].count;
+            t->total[i][k].bytes = add_bytes(t->total[i][k].bytes, all.total[i][k].bytes, 1);
+        }
+    for (int i = 0; i < all.count; i++) add_move(t, &all.largest[i]);
 }
 
 /* But for the axes of groups, which are last. */
