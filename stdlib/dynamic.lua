@@ -179,8 +179,8 @@ function dynamic.rows(o)
 end
 
 -- Programs of a window of LARGE nodes in its forward pass, some 200 layers, take a tenth of a second each to plan and more, and several
--- times as long where memory is short: of these a check plans the longest row alone, and estimates the other decisive ones; and it plans no room whose longest row
--- needs FAR times the memory with all values stored, as long as another one fits.
+-- times as long where memory is short: of these a check plans the longest row alone, and estimates the other decisive ones; and it plans
+-- no room whose longest row needs FAR times the memory with all values stored, as long as another one fits.
 local LARGE, FAR = 12000, 1.6
 local SURELY = 0.98 -- of the memory, by the probe: a row that needs no more stores all values
 
