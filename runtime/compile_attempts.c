@@ -210,8 +210,7 @@ static bool begin_estimates(compilation *c) {
     const int64_t left_out = passes.few_margin > 0 ? passes.left_out : 0;
     shared->few_alone = left_out > 0;
     if (only_estimates(c->in) && part->roots.overflow_count > 0) return false; /* with a retry */
-    if (!few_layers_make_of(part->graph, &part->roots, left_out, shared->arena, layers))
-        return false;
+    if (!few_layers_make(part->graph, &part->roots, left_out, shared->arena, layers)) return false;
     for (int i = 0; i < 2; i++) {
         struct compile_shared *few = shared->few[i] = compile_shared_new(true);
         few->parts = ML_NEW(few->arena, rank_part);

@@ -76,12 +76,8 @@ static void body(void *argument) {
     m->made = layers > 0 && are_few(m, layers);
 }
 
-bool few_layers_make(const ml_graph *g, const ml_roots *roots, ml_arena *arena, few_layers *few) {
-    return few_layers_make_of(g, roots, 0, arena, few);
-}
-
-bool few_layers_make_of(const ml_graph *g, const ml_roots *roots, int64_t left_out, ml_arena *arena,
-                        few_layers *few) {
+bool few_layers_make(const ml_graph *g, const ml_roots *roots, int64_t left_out, ml_arena *arena,
+                     few_layers *few) {
     making m = {g, roots, left_out, arena, ml_arena_new(), few, false};
     *few = (few_layers){0};
     if (m.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");

@@ -24,11 +24,10 @@ typedef struct {
 enum { FEW_MARGIN = 28 }; /* layers that stay at each end of the second program */
 
 /* Two programs with few layers of `g`, whose roots are of the arena; false, and no graphs, where
- * `g` has not many times as many that repeat. */
-bool few_layers_make(const ml_graph *g, const ml_roots *roots, ml_arena *arena, few_layers *few);
-/* Likewise where `g` is the second program already, of which `left_out` layers were left out. */
-bool few_layers_make_of(const ml_graph *g, const ml_roots *roots, int64_t left_out, ml_arena *arena,
-                        few_layers *few);
+ * there are not many times as many that repeat. `left_out`: so many layers were left out of `g`,
+ * which is the second program; 0: it is the whole. */
+bool few_layers_make(const ml_graph *g, const ml_roots *roots, int64_t left_out, ml_arena *arena,
+                     few_layers *few);
 void few_layers_free(few_layers *few);
 
 /* How many times the layers that the second program has beyond the first are those that the whole
