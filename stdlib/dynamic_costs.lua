@@ -37,14 +37,13 @@ function dynamic_costs.groups(rows, gpu)
   for _, row in ipairs(rows) do
     if row.program then
       local seconds, attention = row.program:cost(gpu)
-      known[row] = { rest = seconds - attention, attention = attention }
+      known[row] = { seconds = seconds, attention = attention, rest = seconds - attention }
     end
   end
   for _, row in ipairs(rows) do
     local group, seconds, attention = groups[row.group] or { ranks = row.ranks, rows = {} }, nil, nil
     if row.program then
-      attention = known[row].attention
-      seconds = known[row].rest + attention
+      seconds, attention = known[row].seconds, known[row].attention
     else
       local low, high, part = between(planned, row)
       attention = known[high].attention * pairs_of(row) / pairs_of(high)

@@ -54,9 +54,10 @@ local function placed(o, corpus, rows)
     counts[#counts + 1] = core.count_sequences(to.documents)
     local _, facts = placement:plan(to.documents)
     for _, microbatch in ipairs((placement:plan(to.documents, facts.busiest_rank))) do
-      dynamic_costs.add_runs(runs, planned, by[microbatch.group][microbatch.row], 1 / steps, function(shape)
+      local row = by[microbatch.group][microbatch.row]
+      dynamic_costs.add_runs(runs, planned, row, 1 / steps, function(shape)
         local own = hosts(shape.o.batch.size, shape.o)
-        placement:fill(microbatch.at, to, own)
+        placement:fill(microbatch.at, to, own, shape ~= row)
         return own.documents
       end)
     end

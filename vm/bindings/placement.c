@@ -192,12 +192,13 @@ static int placement_fill(lua_State *L) {
         if (at >= p->plan.microbatches.count) vm_fail(L, NULL, "there is no such microbatch");
         m = &p->plan.microbatches.at[at];
     }
-    if (at >= 0 &&
-        (p->plan.tokens != windows * from.length ||
-         ml_placement_rows(&p->costs, m->group, m->row) > rows ||
-         p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens > to.length))
-        vm_fail(L, NULL, "the rows are fewer, or shorter, than those of the placement");
     const int64_t own = m ? ml_placement_rows(&p->costs, m->group, m->row) : 0;
+    const int64_t length =
+        m ? p->costs.group[m->group].ranks * p->costs.group[m->group].row[m->row].tokens : 0;
+    const bool larger = lua_toboolean(L, 5) && own <= rows && length <= to.length;
+    if (m && (p->plan.tokens != windows * from.length ||
+              (!larger && (own != rows || length != to.length))))
+        vm_fail(L, NULL, "the rows are not those of the placement");
     if (m) ml_placement_fill(&p->plan, m, &from, own, &to);
     const ml_token_rows rest = {to.tokens + own * to.length, to.targets + own * to.length,
                                 to.documents + own * to.length, to.positions + own * to.length,
@@ -348,9 +349,10 @@ static const vm_entry methods[] = {
      "this rank's microbatches of the step whose documents these are: the positions of their group "
      "and row in the costs, and `at` for fill; and the seconds of the busiest rank and the mean, "
      "tokens, and those with what fills rows up"},
-    {"fill", placement_fill, "at: integer, from: table<string, Host>, to: table<string, Host>",
-     "write a microbatch's rows: tokens, targets, documents and positions; what is longer, or more "
-     "rows, is filling; below 0: filling alone"},
+    {"fill", placement_fill,
+     "at: integer, from: table<string, Host>, to: table<string, Host>, larger?: boolean",
+     "write a microbatch's rows: tokens, targets, documents and positions; `larger`: `to` may have "
+     "more rows, and longer ones, where filling follows; at below 0: filling alone"},
     {"window", placement_window, "row: integer, from: table<string, Host>, to: table<string, Host>",
      "copy rows of a step as they are, as many as a microbatch has"},
     {0}};
